@@ -1,0 +1,58 @@
+"""What is asked of the engine and what it answers: plain records, no tensors."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request chooses its tokens and where it ends.
+
+    `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. `stop_token_ids` holds end-of-text ids and
+    the request's own stop ids alike: the engine treats both the same.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = -1
+    min_p: float = 0.0
+    seed: int = 0
+    max_new_tokens: int = 512
+    stop_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """One prompt to continue. `key` names it to the caller and is never looked at by the engine."""
+
+    key: Hashable
+    prompt_ids: np.ndarray  # int32 [prompt_len], prompt_len >= 1
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    sample: int = 0  # number of this copy when one prompt is sampled several times
+
+
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """The answer to one request, with the counts that its statistics are made of.
+
+    The counts close: len(output_ids) = 1 + num_accepted_drafts + num_verify_steps - num_cut_tokens.
+    """
+
+    request: Request
+    output_ids: np.ndarray  # int32 [completion_len], the end token included
+    finish_reason: FinishReason
+    stop_token_id: int | None = None
+    error: str | None = None  # one sentence, only with finish_reason "error"
+    num_verify_steps: int = 0
+    num_accepted_drafts: int = 0  # before any cut
+    num_proposed_drafts: int = 0  # tree nodes, the root not counted
+    num_cut_tokens: int = 0
+    accept_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int16))  # [num_verify_steps] drafts accepted by each step
+    queue_s: float = 0.0
+    ttft_s: float = 0.0
+    e2e_s: float = 0.0
