@@ -1,0 +1,231 @@
+"""The batch engine: requests in, completions out, one iteration of EAGLE for all running rows at a time."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from eaglecli.engine.commit import Status
+from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
+from eaglecli.engine.outputs import OutputBuffers
+from eaglecli.engine.pages import PagePool
+from eaglecli.engine.prefill import PrefillStage
+from eaglecli.engine.readback import Readback, StepResult, StepRows, ended, status_of
+from eaglecli.engine.request import Completion, Request
+from eaglecli.engine.row_state import Batch, allocate_row_state, to_device, write_admitted
+from eaglecli.engine.scheduler import Scheduler, Sequence
+from eaglecli.engine.settings import EngineSettings
+from eaglecli.engine.verify import accept_and_commit, verify_tree
+from eaglecli.models.draft_model import DraftModel
+from eaglecli.models.target import TargetModel
+
+
+@dataclass
+class EngineCounts:
+    """What the engine did, for the statistics."""
+
+    num_iterations: int = 0
+    num_prefill_tokens: int = 0
+    num_row_steps: int = 0
+    num_wasted_row_steps: int = 0  # rows run once more because the host had not yet seen that they had ended
+
+
+def allocate_kv_cache(num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[num_layers, 2, num_slots, nkv, hd], uninitialised: whatever is read was written before, or is masked."""
+    return torch.empty(num_layers, 2, num_slots, num_kv_heads, head_dim, dtype=dtype, device=device)
+
+
+class Engine:
+    """Runs requests through a target and an optional draft. Not safe for use from several threads.
+
+    The text of a request depends on its prompt, its settings and its seed alone: not on the draft, the batch, the order,
+    the page or the chunk size (in float32, up to near-ties of the target's logits).
+    """
+
+    def __init__(self, target: TargetModel, draft: DraftModel | None, settings: EngineSettings) -> None:
+        self.settings = settings
+        self.counts = EngineCounts()
+        speculation, device, dtype = settings.speculation, target.embed_weight.device, target.dtype
+        self._device = device
+        self._target = target
+        self._pool = PagePool(settings.num_pages, settings.page_size)
+        self._scheduler = Scheduler(self._pool, settings.max_running_requests, speculation.lookahead, settings.chunked_prefill_size)
+        self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device)
+        num_slots = self._pool.num_slots
+        layer = target.config.layer
+        self._kv_cache = allocate_kv_cache(target.config.num_layers, num_slots, layer.num_kv_heads, layer.head_dim, dtype, device)
+        self._drafter: EagleDrafter | RootOnlyDrafter = RootOnlyDrafter(self._state)
+        if draft is not None:
+            draft_cache = allocate_kv_cache(draft.num_layers, num_slots, draft.num_kv_heads, draft.head_dim, dtype, device)
+            self._drafter = EagleDrafter(draft, draft_cache, self._state, speculation, settings.same_noise_drafting)
+        run_width = speculation.num_steps + 1
+        self._prefill = PrefillStage(target, self._kv_cache, self._drafter, self._state, run_width)
+        self._readback = Readback(settings.max_running_requests, run_width, device)
+        self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
+        num_rows = settings.max_running_requests
+        self._sequences: list[Sequence | None] = [None] * num_rows
+        self._owner = np.zeros(num_rows, np.int64)  # generation of each row: grows whenever the row is given back
+        self._in_flight = np.zeros(num_rows, np.int64)  # forwards enqueued and not yet read; each emits at least one token
+        self._prompt_lens = np.zeros(num_rows, np.int64)
+        self._caps = np.zeros(num_rows, np.int64)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._scheduler.is_idle
+
+    def refusal(self, request: Request) -> str | None:
+        """Why a request can never run, or None."""
+        known = len(request.prompt_ids) + request.sampling.max_new_tokens
+        if known > self.settings.context_length:
+            return f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_new_tokens} new tokens pass the context of {self.settings.context_length}"
+        pages = self._scheduler.num_pages(Sequence(request))
+        if pages > self._pool.num_pages:
+            return f"{pages * self._pool.page_size} cache slots are needed, --max-total-tokens gives {self._pool.num_pages * self._pool.page_size}"
+        if len(request.sampling.stop_token_ids) > self.settings.max_stop_ids:
+            return f"{len(request.sampling.stop_token_ids)} stop ids are more than the {self.settings.max_stop_ids} that a request may have"
+        return None
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises ValueError with the reason when it can never run: see `refusal`."""
+        reason = self.refusal(request)
+        if reason:
+            raise ValueError(reason)
+        self._scheduler.add(Sequence(request))
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Run requests, taken from the iterator as rows come free; yields completions as they finish.
+
+        A request that can never run comes back with finish reason "error" and does not hold up the others.
+        """
+        source = iter(requests)
+        exhausted = False
+        while True:
+            while not exhausted and len(self._scheduler.waiting) < self.settings.max_running_requests:
+                request = next(source, None)
+                exhausted = request is None
+                if request is not None:
+                    reason = self.refusal(request)
+                    if reason:
+                        yield Completion(request, np.zeros(0, np.int32), "error", error=reason)
+                    else:
+                        self.add(request)
+            if self.is_idle:
+                return
+            yield from self.step()
+
+    @torch.inference_mode()
+    def step(self) -> list[Completion]:
+        """One iteration: schedule, prefill, draft, verify, accept and commit, extend. Returns what the iteration before finished."""
+        chunks = self._schedule()
+        sampled, filtered = self._sampling_hints()
+        records = [self._prefill.run(chunks, sampled, filtered)] if chunks else []
+        prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.is_last], np.int64)
+        self._in_flight[prefilled] += 1
+        decoded = self._rows_to_decode()
+        if len(decoded):
+            batch = self._batch(decoded, sampled, filtered)
+            tree = self._drafter.grow_tree(batch)
+            verified = verify_tree(self._target, self._kv_cache, self._state, batch, tree, self._drafter.tap_boundaries)
+            run = accept_and_commit(self._state, batch, tree, verified, self.settings.speculation.num_steps)
+            self._drafter.extend(batch, verified, run)
+            records.append(run.record)
+            self._in_flight[decoded] += 1
+        if records:
+            self._readback.put(StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded]), records)
+        return self._collect(keep=1 if len(decoded) else 0)
+
+    def summary(self) -> dict[str, int]:
+        """Counts of the whole run, and the books of the page pool."""
+        return {
+            **vars(self.counts),
+            "num_pages": self._pool.num_pages,
+            "num_free_pages": self._pool.num_free,
+            "page_size": self._pool.page_size,
+        }
+
+    def check(self) -> None:
+        """Prove the invariants of pages, rows and slots. Reads the device: for tests. Raises AssertionError."""
+        self._scheduler.check()
+        for sequence in self._scheduler.prefilling + self._scheduler.running:
+            self._state.owned_slots(sequence, self._pool)
+        assert not self._state.slot_table[self._state.dummy_row].any(), "the dummy row owns a slot"
+
+    def _schedule(self) -> list:
+        """Admit what fits and cut this step's prompt chunks."""
+        admitted = self._scheduler.admit()
+        if admitted:
+            rows = np.array([sequence.row for sequence in admitted])
+            for sequence in admitted:
+                self._sequences[sequence.row] = sequence
+            self._outputs.reset(rows)
+            self._in_flight[rows] = 0
+            self._prompt_lens[rows] = [sequence.prompt_len for sequence in admitted]
+            self._caps[rows] = [sequence.request.sampling.max_new_tokens for sequence in admitted]
+            write_admitted(self._state, admitted, self.settings.page_size)
+        chunks = self._scheduler.next_chunks()
+        self.counts.num_prefill_tokens += sum(chunk.end - chunk.start for chunk in chunks)
+        return chunks
+
+    def _sampling_hints(self) -> tuple[bool, bool]:
+        """Whether any admitted row samples, and whether any filters its distribution."""
+        active = [sequence.request.sampling for sequence in self._scheduler.prefilling + self._scheduler.running]
+        sampled = [sampling for sampling in active if sampling.temperature > 0]
+        return bool(sampled), any(sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 for sampling in sampled)
+
+    def _rows_to_decode(self) -> np.ndarray:
+        """int64: running rows, less those that are certain to have reached their cap by what is in flight."""
+        rows = np.array([sequence.row for sequence in self._scheduler.running], np.int64)
+        return rows[self._outputs.num_tokens[rows] + self._in_flight[rows] < self._caps[rows]]
+
+    def _batch(self, rows: np.ndarray, sampled: bool, filtered: bool) -> Batch:
+        run_width = self.settings.speculation.num_steps + 1
+        known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * run_width
+        max_length = int(np.minimum(known, self._prompt_lens[rows] + self._caps[rows]).max())
+        self.counts.num_iterations += 1
+        return Batch(self._state.live(to_device(rows.astype(np.int32), self._device)), max_length, sampled, filtered)
+
+    def _collect(self, keep: int) -> list[Completion]:
+        """Take the records of all iterations but the last `keep`."""
+        completions: list[Completion] = []
+        while (result := self._readback.take(keep)) is not None:
+            rows = result.rows
+            num_prefilled = len(rows.prefilled)
+            completions += self._take_record(rows.prefilled, rows.prefilled_owner, result.record[:num_prefilled], is_verify=False)
+            completions += self._take_record(rows.decoded, rows.decoded_owner, result.record[num_prefilled:], is_verify=True)
+        return completions
+
+    def _take_record(self, rows: np.ndarray, owner: np.ndarray, record: np.ndarray, is_verify: bool) -> list[Completion]:
+        """Append one record to the outputs, and finish the requests that ended in it."""
+        current = self._owner[rows] == owner
+        if is_verify:
+            self.counts.num_row_steps += len(rows)
+            self.counts.num_wasted_row_steps += int((~current).sum())
+        rows, record = rows[current], record[current]
+        self._in_flight[rows] -= 1
+        self._outputs.add(rows, record, is_verify)
+        if not is_verify:
+            now = perf_counter()
+            for row in rows:
+                self._sequence(row).first_token_s = now
+        return [self._finish(int(rows[i]), Status(status_of(record)[i])) for i in ended(record)]
+
+    def _finish(self, row: int, status: Status) -> Completion:
+        sequence = self._sequence(row)
+        times = {
+            "queue_s": sequence.admitted_s - sequence.added_s,
+            "ttft_s": sequence.first_token_s - sequence.added_s,
+            "e2e_s": perf_counter() - sequence.added_s,
+        }
+        nodes_per_step = self.settings.speculation.num_draft_tokens - 1
+        completion = self._outputs.completion(row, sequence.request, status, nodes_per_step, times)
+        self._owner[row] += 1
+        self._sequences[row] = None
+        self._scheduler.release(sequence)
+        return completion
+
+    def _sequence(self, row: int) -> Sequence:
+        sequence = self._sequences[row]
+        assert sequence is not None, f"row {row} is nobody's"
+        return sequence

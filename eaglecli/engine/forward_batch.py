@@ -1,0 +1,36 @@
+"""Inputs of one forward of the draft, complete when built: nothing is filled in later by its caller."""
+
+import enum
+from dataclasses import dataclass
+
+import torch
+
+from eaglecli.kernels.attention_inputs import AttentionInputs
+
+
+class ForwardMode(enum.Enum):
+    """What a forward of the draft is for."""
+
+    PREFILL = enum.auto()
+    DECODE = enum.auto()
+    EXTEND = enum.auto()
+
+
+class CaptureHidden(enum.Enum):
+    """Which tokens of a forward feed the next draft: all of them (tree steps) or each row's last (prefill and extend)."""
+
+    FULL = enum.auto()
+    LAST = enum.auto()
+
+
+@dataclass(frozen=True, eq=False)
+class DraftForwardBatch:
+    """T packed tokens of B rows. No token of a draft forward is ever reported, so it has no log-probabilities to ask for."""
+
+    mode: ForwardMode
+    capture_hidden: CaptureHidden
+    input_ids: torch.Tensor  # int64 [T]
+    hidden: torch.Tensor  # [T, H] fused features of the target, or the draft's own feedback
+    positions: torch.Tensor  # int32 [T]
+    attention: AttentionInputs
+    last_index: torch.Tensor | None  # int64 [B] packed index of each row's last token; None when all tokens are captured

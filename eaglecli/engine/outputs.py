@@ -1,0 +1,53 @@
+"""Outputs on the host: token buffers and counts of every row, filled a whole iteration at a time, never token by token."""
+
+import numpy as np
+
+from eaglecli.engine.commit import Status
+from eaglecli.engine.request import Completion, FinishReason, Request
+
+
+class OutputBuffers:
+    """R rows; columns are output tokens or verify steps, at most as many as the context has tokens."""
+
+    def __init__(self, num_rows: int, context_length: int) -> None:
+        self.num_tokens = np.zeros(num_rows, np.int64)
+        self._tokens = np.zeros((num_rows, context_length), np.int32)
+        self._accept_counts = np.zeros((num_rows, context_length), np.int16)
+        self._num_steps = np.zeros(num_rows, np.int64)
+        self._num_cut = np.zeros(num_rows, np.int64)
+
+    def reset(self, rows: np.ndarray) -> None:
+        for counts in (self.num_tokens, self._num_steps, self._num_cut):
+            counts[rows] = 0
+
+    def add(self, rows: np.ndarray, record: np.ndarray, is_verify: bool) -> None:
+        """Append the runs of distinct `rows`; record int32 [B, W + 3], see `commit.pack_record`."""
+        tokens, (num_accepted, num_emitted, _) = record[:, :-3], record[:, -3:].T
+        offset = np.arange(tokens.shape[1])
+        row_index, token_index = np.nonzero(offset < num_emitted[:, None])
+        columns = self.num_tokens[rows][:, None] + offset
+        self._tokens[rows[row_index], columns[row_index, token_index]] = tokens[row_index, token_index]
+        self.num_tokens[rows] += num_emitted
+        self._num_cut[rows] += num_accepted + 1 - num_emitted
+        if is_verify:
+            self._accept_counts[rows, self._num_steps[rows]] = num_accepted
+            self._num_steps[rows] += 1
+
+    def completion(self, row: int, request: Request, status: Status, nodes_per_step: int, times: dict[str, float]) -> Completion:
+        """What the row holds, as the answer to `request`."""
+        output_ids = self._tokens[row, : self.num_tokens[row]].copy()
+        accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
+        reasons: dict[Status, FinishReason] = {Status.STOP: "stop", Status.LENGTH: "length", Status.NUMERIC: "error"}
+        return Completion(
+            request=request,
+            output_ids=output_ids,
+            finish_reason=reasons[status],
+            stop_token_id=int(output_ids[-1]) if status is Status.STOP else None,
+            error=f"the target's logits are not finite after {len(output_ids)} tokens" if status is Status.NUMERIC else None,
+            num_verify_steps=len(accept_counts),
+            num_accepted_drafts=int(accept_counts.sum()),
+            num_proposed_drafts=len(accept_counts) * nodes_per_step,
+            num_cut_tokens=int(self._num_cut[row]),
+            accept_counts=accept_counts,
+            **times,
+        )

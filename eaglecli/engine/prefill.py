@@ -1,0 +1,104 @@
+"""Stage prefill: prompt chunks through the target, then through the draft, shifted by one token.
+
+At the end of a chunk that is not the prompt's last, the draft sees the prompt's next token; at the end of the prompt it
+sees the token the target has just chosen (row B19 of the known failures).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eaglecli.engine.commit import commit_run, cut_run, pack_record
+from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
+from eaglecli.engine.row_state import Batch, RowState, to_device
+from eaglecli.engine.scheduler import PrefillChunk
+from eaglecli.kernels.attention_inputs import AttentionInputs
+from eaglecli.kernels.choose_tokens import choose_tokens
+from eaglecli.models.target import TargetModel
+
+Drafter = EagleDrafter | RootOnlyDrafter
+
+
+@dataclass(frozen=True, eq=False)
+class PrefillBatch:
+    """Packed chunks: T tokens of B rows. `ends_prompt` names those whose prompt ends here."""
+
+    rows: torch.Tensor  # int32 [B]
+    input_ids: torch.Tensor  # int64 [T]
+    next_ids: torch.Tensor  # int64 [T] the prompt's next token; 0 after its last
+    attention: AttentionInputs
+    last_index: torch.Tensor  # int64 [B] packed index of each chunk's last token
+    ends_prompt: torch.Tensor  # int64 [E] which of the B chunks end their prompt
+    prompt_lens: torch.Tensor  # int32 [E]
+
+
+def pack_chunks(chunks: list[PrefillChunk], state: RowState) -> PrefillBatch:
+    """Build the packed inputs on the host and copy them in one go."""
+    prompts = [chunk.sequence.request.prompt_ids for chunk in chunks]
+    sizes = np.array([chunk.end - chunk.start for chunk in chunks])
+    ends = np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], np.int64)
+    ids = np.concatenate([prompt[chunk.start : chunk.end] for chunk, prompt in zip(chunks, prompts, strict=True)])
+    following = np.concatenate([np.append(prompt, 0)[chunk.start + 1 : chunk.end + 1] for chunk, prompt in zip(chunks, prompts, strict=True)])
+    positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
+    row_of_token = np.repeat([chunk.sequence.row for chunk in chunks], sizes)
+    per_token = to_device(np.stack([ids, following, positions, row_of_token]).astype(np.int64), state.lengths.device)
+    starts = np.concatenate([[0], np.cumsum(sizes)])
+    per_chunk = np.stack([[chunk.sequence.row for chunk in chunks], [chunk.start for chunk in chunks], starts[1:], [len(prompt) for prompt in prompts]])
+    per_chunk_d = to_device(np.concatenate([per_chunk.astype(np.int64).reshape(-1), ends]), state.lengths.device)
+    rows, prefix_lens, query_end, prompt_lens = per_chunk_d[: 4 * len(chunks)].view(4, -1).int()
+    ends_d = per_chunk_d[4 * len(chunks) :]
+    token_positions = per_token[2].int()
+    return PrefillBatch(
+        rows=rows,
+        input_ids=per_token[0],
+        next_ids=per_token[1],
+        attention=AttentionInputs(
+            rows=rows,
+            query_start=torch.cat([query_end.new_zeros(1), query_end]),
+            prefix_lens=prefix_lens,
+            slot_table=state.slot_table,
+            out_slots=state.slot_table[per_token[3], per_token[2]],
+            positions=token_positions,
+            tail_mask=None,
+            max_query_len=int(sizes.max()),
+            max_prefix_len=max(chunk.start for chunk in chunks),
+        ),
+        last_index=(query_end - 1).long(),
+        ends_prompt=ends_d,
+        prompt_lens=prompt_lens[ends_d],
+    )
+
+
+class PrefillStage:
+    """Runs packed chunks; returns the record of the rows whose first token came out."""
+
+    def __init__(self, target: TargetModel, kv_cache: torch.Tensor, drafter: Drafter, state: RowState, run_width: int) -> None:
+        self._target = target
+        self._kv_cache = kv_cache
+        self._drafter = drafter
+        self._state = state
+        self._run_width = run_width
+
+    def run(self, chunks: list[PrefillChunk], any_sampled: bool, any_filtered: bool) -> torch.Tensor:
+        """int32 [E, run_width + 3]: see `pack_record`, one row for each chunk that ends its prompt, in order."""
+        packed = pack_chunks(chunks, self._state)
+        output = self._target.forward(packed.input_ids, packed.attention.positions, self._kv_cache, packed.attention, self._drafter.tap_boundaries)
+        finishing = Batch(packed.rows[packed.ends_prompt], 0, any_sampled, any_filtered)
+        last = packed.last_index[packed.ends_prompt]
+        record = self._choose_first(finishing, output.hidden[last], packed.prompt_lens)
+        next_ids = packed.next_ids.index_copy(0, last, self._state.verified_id[finishing.rows])
+        everyone = Batch(packed.rows, 0, any_sampled, any_filtered)
+        self._drafter.extend_prompt(everyone, packed.attention, next_ids, output.features, packed.last_index)
+        return record
+
+    def _choose_first(self, finishing: Batch, hidden: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
+        """Choose the first token of the output from the prompt's last logits and commit it."""
+        state, rows = self._state, finishing.rows
+        chosen = choose_tokens(self._target.logits(hidden), state.sampling(finishing, 1), prompt_lens)
+        token = torch.where(chosen.finite, chosen.token, -1)[:, None]
+        one = torch.ones_like(prompt_lens)
+        ending = cut_run(token, one, chosen.finite, state.stop_ids[rows], state.limits[rows] - prompt_lens)
+        commit_run(state, rows, token, one, prompt_lens - 1, ending)
+        return pack_record(token, self._run_width, torch.zeros_like(one), ending)
+

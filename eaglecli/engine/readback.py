@@ -1,0 +1,75 @@
+"""The one copy from device to host of an iteration, read one iteration late.
+
+Two pinned buffers in turn, each with an event: while the host looks at one, the device fills the other.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eaglecli.engine.commit import Status
+
+
+@dataclass(frozen=True, eq=False)
+class StepRows:
+    """Which rows an iteration ran, and whose they were then: a row may be given to another request before its record is read."""
+
+    prefilled: np.ndarray  # int64 [E] rows whose first token came out
+    decoded: np.ndarray  # int64 [B] rows of the verify
+    prefilled_owner: np.ndarray  # int64 [E] generation of the row
+    decoded_owner: np.ndarray  # int64 [B]
+
+
+@dataclass(frozen=True, eq=False)
+class StepResult:
+    """An iteration's record on the host: int32 [E + B, W + 3], see `commit.pack_record`."""
+
+    rows: StepRows
+    record: np.ndarray
+
+
+class Readback:
+    """Ring of two. `put` enqueues the copy; `take` waits for the oldest and returns it while more than `keep` are pending."""
+
+    def __init__(self, num_rows: int, run_width: int, device: torch.device) -> None:
+        self._is_cuda = device.type == "cuda"
+        shape = (2 * num_rows, run_width + 3)
+        self._buffers = [torch.empty(shape, dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(2)]
+        self._pending: deque[tuple[StepRows, torch.Tensor, torch.cuda.Event | None]] = deque()
+        self._num_puts = 0
+
+    @property
+    def num_pending(self) -> int:
+        return len(self._pending)
+
+    def put(self, rows: StepRows, records: list[torch.Tensor]) -> None:
+        """Enqueue one iteration's records: int32 [n, run_width + 3] each."""
+        record = torch.cat(records)
+        staged = self._buffers[self._num_puts % 2][: record.shape[0]]
+        staged.copy_(record, non_blocking=True)
+        event = None
+        if self._is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+        self._pending.append((rows, staged, event))
+        self._num_puts += 1
+
+    def take(self, keep: int) -> StepResult | None:
+        """The oldest pending result, once more than `keep` are pending; None otherwise."""
+        if len(self._pending) <= keep:
+            return None
+        rows, staged, event = self._pending.popleft()
+        if event is not None:
+            event.synchronize()
+        return StepResult(rows, staged.numpy().copy())
+
+
+def status_of(record: np.ndarray) -> np.ndarray:
+    return record[:, -1]
+
+
+def ended(record: np.ndarray) -> np.ndarray:
+    """int64: indices of the record's rows whose request ended in it."""
+    return np.flatnonzero(status_of(record) != Status.RUNNING)

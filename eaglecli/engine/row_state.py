@@ -1,0 +1,143 @@
+"""What is known of every running request, on the device, at a fixed row number.
+
+A batch is an int32 vector of row numbers. The last row is the *dummy row*: it never changes, owns only the dummy slot
+and counts as finished. Padding names it, and a finished row is replaced by it before every stage, so neither can write
+anywhere but to the dummy slot. Nothing is compacted when requests finish.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from eaglecli.engine.pages import PagePool
+from eaglecli.engine.scheduler import Sequence
+from eaglecli.engine.settings import EngineSettings
+from eaglecli.kernels.choose_tokens import SamplingTensors
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows that run together, and what the host knows of them. `rows` int32 [B], finished rows already replaced by the dummy row."""
+
+    rows: torch.Tensor
+    max_length: int  # no row has more committed tokens
+    any_sampled: bool
+    any_filtered: bool
+
+    def __len__(self) -> int:
+        return self.rows.shape[0]
+
+
+@dataclass(frozen=True, eq=False)
+class RowState:
+    """Device tensors of R rows, the dummy row included. C columns in the slot table, K branches, H draft hidden size."""
+
+    lengths: torch.Tensor  # int32 [R] tokens whose target KV exists
+    limits: torch.Tensor  # int32 [R] tokens the row may ever know: prompt and output cap
+    verified_id: torch.Tensor  # int64 [R] the last known token, which has no KV yet
+    finished: torch.Tensor  # bool [R]
+    slot_table: torch.Tensor  # int32 [R, C] the row's slots in token order, then the dummy slot
+    stop_ids: torch.Tensor  # int64 [R, max_stop_ids] padded with -1
+    temperature: torch.Tensor  # float32 [R]
+    top_k: torch.Tensor  # int32 [R]
+    top_p: torch.Tensor  # float32 [R]
+    min_p: torch.Tensor  # float32 [R]
+    seed: torch.Tensor  # int64 [R]
+    sample: torch.Tensor  # int32 [R]
+    draft_hidden: torch.Tensor  # [R, H] left by the last extend: what the draft's next step starts from
+    draft_log_q: torch.Tensor  # float32 [R, K] and its best tokens
+    draft_token: torch.Tensor  # int64 [R, K]
+
+    @property
+    def dummy_row(self) -> int:
+        return self.lengths.shape[0] - 1
+
+    def live(self, rows: torch.Tensor) -> torch.Tensor:
+        """int32 [B] rows with the finished ones replaced by the dummy row."""
+        return torch.where(self.finished[rows], self.dummy_row, rows).to(torch.int32)
+
+    def sampling(self, batch: Batch, repeats: int) -> SamplingTensors:
+        """Sampling settings of the batch, each row `repeats` times in a row: [B * repeats]."""
+        rows = batch.rows if repeats == 1 else batch.rows.repeat_interleave(repeats)
+        return SamplingTensors(
+            temperature=self.temperature[rows],
+            top_k=self.top_k[rows],
+            top_p=self.top_p[rows],
+            min_p=self.min_p[rows],
+            seed=self.seed[rows],
+            sample=self.sample[rows],
+            any_sampled=batch.any_sampled,
+            any_filtered=batch.any_filtered,
+        )
+
+    def owned_slots(self, sequence: Sequence, pool: PagePool) -> None:
+        """Prove that a row is a permutation of the slots of its pages. Reads the device; raises AssertionError."""
+        owned = sorted(slots_of(sequence.pages, pool.page_size).tolist())
+        row = self.slot_table[sequence.row].tolist()
+        assert sorted(row[: len(owned)]) == owned, f"row {sequence.row} lost a slot"
+        assert not any(row[len(owned) :]), f"row {sequence.row} holds slots past its pages"
+
+
+def allocate_row_state(settings: EngineSettings, draft_hidden_size: int, dtype: torch.dtype, device: torch.device) -> RowState:
+    """Empty rows: all finished, all slots the dummy slot."""
+    num_rows = settings.max_running_requests + 1
+
+    def zeros(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
+
+    return RowState(
+        lengths=zeros(dtype=torch.int32),
+        limits=zeros(dtype=torch.int32),
+        verified_id=zeros(dtype=torch.int64),
+        finished=~zeros(dtype=torch.bool),
+        slot_table=zeros(settings.row_capacity, dtype=torch.int32),
+        stop_ids=zeros(settings.max_stop_ids, dtype=torch.int64) - 1,
+        temperature=zeros(dtype=torch.float32),
+        top_k=zeros(dtype=torch.int32) - 1,
+        top_p=zeros(dtype=torch.float32) + 1,
+        min_p=zeros(dtype=torch.float32),
+        seed=zeros(dtype=torch.int64),
+        sample=zeros(dtype=torch.int32),
+        draft_hidden=zeros(draft_hidden_size, dtype=dtype),
+        draft_log_q=zeros(settings.speculation.topk, dtype=torch.float32),
+        draft_token=zeros(settings.speculation.topk, dtype=torch.int64),
+    )
+
+
+def slots_of(pages: Rows[int], page_size: int) -> np.ndarray:
+    """int32: the slots of the pages, in order."""
+    return (np.asarray(pages, np.int32)[:, None] * page_size + np.arange(page_size, dtype=np.int32)).reshape(-1)
+
+
+def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) -> None:
+    """Set the rows of newly admitted requests; their prompts are not in the cache yet. Three copies to the device, whatever their number."""
+    num_stop_ids = state.stop_ids.shape[1]
+    slots = np.zeros((len(admitted), state.slot_table.shape[1]), np.int32)
+    integers = np.full((len(admitted), 5 + num_stop_ids), -1, np.int64)
+    floats = np.zeros((len(admitted), 3), np.float32)
+    for i, sequence in enumerate(admitted):
+        sampling = sequence.request.sampling
+        row_slots = slots_of(sequence.pages, page_size)[: slots.shape[1]]
+        slots[i, : len(row_slots)] = row_slots
+        integers[i, :5] = sequence.row, sequence.limit, sampling.top_k, sampling.seed, sequence.request.sample
+        integers[i, 5 : 5 + len(sampling.stop_token_ids)] = sampling.stop_token_ids
+        floats[i] = sampling.temperature, sampling.top_p, sampling.min_p
+    device = state.lengths.device
+    slots_d, integers_d, floats_d = (to_device(array, device) for array in (slots, integers, floats))
+    rows = integers_d[:, 0]
+    state.slot_table[rows] = slots_d
+    state.limits[rows] = integers_d[:, 1].int()
+    state.top_k[rows] = integers_d[:, 2].int()
+    state.seed[rows] = integers_d[:, 3]
+    state.sample[rows] = integers_d[:, 4].int()
+    state.stop_ids[rows] = integers_d[:, 5:]
+    state.temperature[rows], state.top_p[rows], state.min_p[rows] = floats_d.unbind(1)
+    state.lengths[rows] = 0
+
+
+def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """Copy a host array without waiting for the device (the pinned allocator keeps the source alive until the copy is done)."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

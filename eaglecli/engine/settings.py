@@ -1,0 +1,80 @@
+"""Settings of the engine: how far it speculates and how much it holds at once. Frozen; commands resolve them once."""
+
+from dataclasses import dataclass
+
+from eaglecli.errors import UserError
+
+
+@dataclass(frozen=True)
+class SpeculationSettings:
+    """The triple of EAGLE: tree depth, branches per node, nodes verified with the root counted.
+
+    `num_steps` 0 is plain decoding: a tree of the root alone. Same meaning as in SGLang (srt/server_args.py).
+    """
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+
+    def __post_init__(self) -> None:
+        steps, topk, nodes = self.num_steps, self.topk, self.num_draft_tokens
+        if (steps, topk, nodes) == (0, 1, 1):
+            return  # plain decoding
+        if steps < 1 or topk < 1:
+            raise UserError(f"--speculative-num-steps {steps} and --speculative-eagle-topk {topk} must be at least 1")
+        if nodes < steps + 1:
+            raise UserError(f"--speculative-num-draft-tokens {nodes} cannot hold the root and {steps} steps", f"use {steps + 1} or more")
+        if topk == 1 and nodes != steps + 1:
+            raise UserError(
+                f"--speculative-num-draft-tokens {nodes} does not fit a chain of {steps} steps",
+                f"with --speculative-eagle-topk 1 it is steps + 1 = {steps + 1}",
+            )
+        if nodes - 1 > self.num_candidates:
+            raise UserError(
+                f"--speculative-num-draft-tokens {nodes} is more than the tree can have",
+                f"{steps} steps of {topk} branches make {self.num_candidates} nodes and the root: use {self.num_candidates + 1} or less",
+            )
+
+    @property
+    def num_candidates(self) -> int:
+        """Nodes that the draft scores: topk + (steps - 1) * topk^2."""
+        return self.topk + (self.num_steps - 1) * self.topk**2 if self.num_steps else 0
+
+    @property
+    def lookahead(self) -> int:
+        """Slots past a row's length that one iteration may write: by the verify tree or by the draft's steps.
+
+        Once is enough although one iteration may be in flight: a row's length is frozen on the device at its limit.
+        """
+        return max(self.num_draft_tokens, self.topk * (self.num_steps - 1))
+
+
+PLAIN = SpeculationSettings(num_steps=0, topk=1, num_draft_tokens=1)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Sizes of one engine. `max_total_tokens` counts KV slots, look-ahead included; all of them are allocated at the start."""
+
+    context_length: int
+    max_total_tokens: int
+    max_running_requests: int = 16
+    page_size: int = 16
+    chunked_prefill_size: int = 512
+    max_stop_ids: int = 16
+    speculation: SpeculationSettings = PLAIN
+    same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
+
+    def __post_init__(self) -> None:
+        for flag in ("context_length", "max_total_tokens", "max_running_requests", "page_size", "chunked_prefill_size"):
+            if getattr(self, flag) < 1:
+                raise UserError(f"--{flag.replace('_', '-')} {getattr(self, flag)} must be at least 1")
+
+    @property
+    def num_pages(self) -> int:
+        return self.max_total_tokens // self.page_size
+
+    @property
+    def row_capacity(self) -> int:
+        """Columns of the slot table: the longest row and its look-ahead, in whole pages."""
+        return -(-(self.context_length + self.speculation.lookahead) // self.page_size) * self.page_size

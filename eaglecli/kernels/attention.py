@@ -1,0 +1,351 @@
+"""Attention of packed queries over slots of the cache: ragged prefill and extend, draft steps, tree verify.
+
+Which keys a query sees is told by `AttentionInputs`. Keys are read through the slot table after the store of the current
+tokens, so that the tail is read from the cache like the prefix. With a window, a query at position p sees keys at
+positions > p - window; a key in column c of the table has position c. A tail mask is taken as it is.
+Masked slots may hold anything, NaN included. Queries that belong to no row, or see no key, give zeros.
+
+GPU: the queries of a row and the heads of a group are packed into the rows of a tile, so that one load of a block of keys
+serves them all (every branch of a tree, every token of a verify). Keys are walked in blocks of one fixed size counted from
+position 0. With few programs the keys of a row are split over several; a second launch merges their partial results in
+a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
+Source: Dao, "FlashAttention-2" (running softmax) and Dao et al., "Flash-Decoding" (split over keys); numbering our own.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch.nn import functional
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from eaglecli.kernels.attention_inputs import AttentionInputs
+from eaglecli.kernels.launch import launch_options
+
+_MAX_SPLITS = 64  # the merge holds [splits, head size] float32 in the registers of one program
+_WANTED_PROGRAMS = 264  # two for each of ~132 multiprocessors
+_ONE_SPLIT_BLOCKS = 4  # fewer blocks than this are walked sooner than a second launch starts
+_LOG2_E = 1.4426950408889634
+
+
+@triton.jit
+def _attend_block(
+    q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position, key, first_key, end_key, prefix_len,
+    scale_log2, mask_width, window, kv_head,
+    NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, IN_TAIL: tl.constexpr,
+):  # fmt: skip
+    """One block of keys: the running softmax state (sums, maximum, total) after it.
+
+    key [BLOCK_N] columns of the slot table; only first_key <= key < end_key are loaded. IN_TAIL: the block may reach past the prefix.
+    """
+    column = tl.arange(0, BLOCK_D)
+    used = (key >= first_key) & (key < end_key)
+    slot = tl.load(table_ptr + key, mask=used, other=0).to(tl.int64)
+    place = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + column[None, :]
+    inside = used[:, None] & (column < HEAD_DIM)[None, :]
+    keys = tl.load(k_cache_ptr + place, mask=inside, other=0.0)
+    values = tl.load(v_cache_ptr + place, mask=inside, other=0.0)
+    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+    visible = exists[:, None] & used[None, :]
+    recent = visible
+    if HAS_WINDOW:
+        recent = visible & (key[None, :] > position[:, None] - window)
+    if IN_TAIL:
+        tail = key - prefix_len
+        if mask_ptr is None:
+            visible = recent & (tail[None, :] <= query[:, None])
+        else:
+            in_tail = visible & (tail >= 0)[None, :]
+            allowed = tl.load(mask_ptr + query[:, None] * mask_width + tail[None, :], mask=in_tail, other=0) != 0
+            visible = tl.where((tail >= 0)[None, :], allowed, recent)
+            # a slot that no query of the tile sees may hold NaN, and 0 * NaN is NaN
+            seen = tl.max(visible.to(tl.int32), 0) > 0
+            values = tl.where(seen[:, None], values, 0.0)
+    else:
+        visible = recent
+    scores = tl.where(visible, scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, 1))
+    shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    weights = tl.exp2(scores - shift[:, None])
+    decay = tl.exp2(maximum - shift)
+    total = total * decay + tl.sum(weights, 1)
+    sums = tl.dot(weights.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
+    return sums, new_maximum, total
+
+
+@triton.jit
+def _zero_unowned(out_ptr, first, num_tokens, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+    """Zero the packed queries first .. num_tokens, which belong to no row; every program of the grid's first axis takes some."""
+    column = tl.arange(0, BLOCK_D)
+    head = tl.program_id(1)
+    for start in range(first + tl.program_id(0) * BLOCK_M, num_tokens, tl.num_programs(0) * BLOCK_M):
+        token = start + tl.arange(0, BLOCK_M)
+        for head_index in range(head, NUM_HEADS, tl.num_programs(1)):
+            place = (token.to(tl.int64) * NUM_HEADS + head_index)[:, None] * HEAD_DIM + column[None, :]
+            tl.store(out_ptr + place, tl.zeros((BLOCK_M, BLOCK_D), tl.float32), mask=(token < num_tokens)[:, None] & (column < HEAD_DIM)[None, :])
+
+
+# an integer argument is compiled anew for 1 and for multiples of 16 unless named here: a graph size must not cost a compilation
+@triton.jit(
+    do_not_specialize=[
+        "batch", "num_tokens", "table_width", "mask_queries", "mask_width", "window", "num_splits", "min_split_keys",
+    ]
+)  # fmt: skip
+def _attention_kernel(
+    q_ptr, k_cache_ptr, v_cache_ptr, out_ptr, log_total_ptr, rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, positions_ptr, mask_ptr,
+    scale_log2, batch, num_tokens, table_width, mask_queries, mask_width, window, num_splits, min_split_keys,
+    NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Program (tile of packed queries, split * NUM_KV_HEADS + key head, row); row number `batch` zeroes what belongs to no row.
+
+    IS_SPLIT: out is float32 [T, NUM_HEADS, num_splits, HEAD_DIM] and log_total [T, NUM_HEADS, num_splits], -inf where a split has no key.
+    """
+    GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1) % NUM_KV_HEADS
+    split = tl.program_id(1) // NUM_KV_HEADS
+    row = tl.program_id(2)
+    first_query = tl.load(query_start_ptr + row)
+    if row == batch:
+        _zero_unowned(out_ptr, first_query, num_tokens, NUM_HEADS, HEAD_DIM, BLOCK_D, BLOCK_M)
+        return
+    num_queries = tl.load(query_start_ptr + row + 1) - first_query
+    if tile * BLOCK_M >= num_queries * GROUP:
+        return
+    packed = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    query = packed // GROUP
+    exists = query < num_queries
+    token = (first_query + query).to(tl.int64)
+    head = kv_head * GROUP + packed % GROUP
+    column = tl.arange(0, BLOCK_D)
+    inside = exists[:, None] & (column < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
+
+    prefix_len = tl.load(prefix_lens_ptr + row)
+    table_ptr += tl.load(rows_ptr + row).to(tl.int64) * table_width
+    if mask_ptr is None:
+        last_query = tl.minimum(num_queries - 1, (tile * BLOCK_M + BLOCK_M - 1) // GROUP)
+        num_keys = prefix_len + last_query + 1
+    else:
+        num_keys = prefix_len + mask_width
+        mask_ptr += row.to(tl.int64) * mask_queries * mask_width
+    num_keys = tl.minimum(num_keys, table_width)
+    first_key = 0
+    position = query
+    if HAS_WINDOW:
+        position = tl.load(positions_ptr + token, mask=exists, other=2147483647)
+        # the tail of a masked tree is never outside the window
+        first_key = tl.minimum(tl.maximum(tl.min(position, 0) - window + 1, 0), prefix_len if mask_ptr is not None else num_keys)
+    begin = first_key // BLOCK_N * BLOCK_N
+    split_keys = tl.cdiv(tl.cdiv(num_keys - begin, num_splits), BLOCK_N) * BLOCK_N
+    split_keys = tl.maximum(split_keys, min_split_keys)
+    begin += split * split_keys
+    end = tl.minimum(begin + split_keys, num_keys)
+    prefix_end = tl.minimum(end, prefix_len // BLOCK_N * BLOCK_N)
+
+    sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_M,), tl.float32)
+    for start in range(begin, prefix_end, BLOCK_N):
+        sums, maximum, total = _attend_block(
+            q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position,
+            start + tl.arange(0, BLOCK_N), first_key, prefix_end, prefix_len, scale_log2, mask_width, window, kv_head,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, False,
+        )  # fmt: skip
+    for start in range(tl.maximum(begin, prefix_end), end, BLOCK_N):
+        sums, maximum, total = _attend_block(
+            q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position,
+            start + tl.arange(0, BLOCK_N), first_key, end, prefix_len, scale_log2, mask_width, window, kv_head,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, True,
+        )  # fmt: skip
+
+    has_keys = total > 0.0
+    result = sums / tl.where(has_keys, total, 1.0)[:, None]
+    if IS_SPLIT:
+        place = (token * NUM_HEADS + head) * num_splits + split
+        tl.store(out_ptr + place[:, None] * HEAD_DIM + column[None, :], result, mask=inside & has_keys[:, None])
+        log_total = tl.where(has_keys, maximum + tl.log2(tl.where(has_keys, total, 1.0)), float("-inf"))
+        # NaN scores fail has_keys; they must reach the result, not vanish
+        tl.store(log_total_ptr + place, tl.where(total == total, log_total, total), mask=exists)
+    else:
+        tl.store(out_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :], result, mask=inside)
+
+
+@triton.jit(do_not_specialize=["batch", "num_splits"])
+def _merge_kernel(
+    partial_ptr, log_total_ptr, query_start_ptr, out_ptr, batch, num_splits,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Program (packed query, head): the weighted mean of the splits' results; zeros for a query that no row owns."""
+    if DEPENDENT:
+        gdc_launch_dependents()
+        gdc_wait()
+    token = tl.program_id(0).to(tl.int64)
+    place = token * NUM_HEADS + tl.program_id(1)
+    split = tl.arange(0, BLOCK_S)
+    column = tl.arange(0, BLOCK_D)
+    splits_of_token = tl.where(token < tl.load(query_start_ptr + batch), num_splits, 0)
+    log_total = tl.load(log_total_ptr + place * num_splits + split, mask=split < splits_of_token, other=float("-inf"))
+    maximum = tl.max(log_total, 0)
+    weights = tl.exp2(log_total - tl.where(maximum == float("-inf"), 0.0, maximum))
+    has_keys = log_total != float("-inf")
+    source = partial_ptr + (place * num_splits + split)[:, None] * HEAD_DIM + column[None, :]
+    partial = tl.load(source, mask=has_keys[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
+    total = tl.sum(weights, 0)
+    result = tl.sum(partial * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    tl.store(out_ptr + place * HEAD_DIM + column, result, mask=column < HEAD_DIM)
+
+
+def choose_num_splits(num_programs: int, max_keys: int, block_keys: int) -> int:
+    """Over how many programs the keys of a row are split, from host bounds: num_programs run without a split, max_keys is a row's bound."""
+    num_blocks = triton.cdiv(max_keys, block_keys)
+    if num_blocks <= _ONE_SPLIT_BLOCKS:
+        return 1
+    return max(1, min(_WANTED_PROGRAMS // num_programs, num_blocks, _MAX_SPLITS))
+
+
+def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
+    if q.dim() != 3 or not q.is_contiguous():
+        raise ValueError(f"attention needs contiguous queries [T, nh, hd], got {tuple(q.shape)}")
+    if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()) or k_cache.shape[2] != q.shape[2]:
+        raise ValueError(f"attention needs two contiguous caches [slots, nkv, {q.shape[2]}], got {k_cache.shape} and {v_cache.shape}")
+    if q.shape[1] % k_cache.shape[1] or k_cache.dtype != q.dtype or v_cache.dtype != q.dtype:
+        raise ValueError(f"attention needs whole groups and one dtype, got {q.shape[1]} heads over {k_cache.shape[1]}, {q.dtype}, {k_cache.dtype}")
+    if not inputs.slot_table.is_contiguous() or (inputs.tail_mask is not None and not inputs.tail_mask.is_contiguous()):
+        raise ValueError("attention needs a contiguous slot table and tail mask")
+    if inputs.tail_mask is not None and inputs.tail_mask.shape[1] < inputs.max_query_len:
+        raise ValueError(f"the tail mask has {inputs.tail_mask.shape[1]} queries, rows may have {inputs.max_query_len}")
+
+
+def attention_triton(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    inputs: AttentionInputs,
+    scale: float,
+    window: int | None,
+    num_splits: int | None = None,
+    min_split_keys: int = 0,
+) -> torch.Tensor:
+    """One launch, or two when the keys are split; [T, nh * hd]. ValueError when a shape, stride or dtype is not as `attention` says.
+
+    num_splits None chooses it from the host bounds. A caller that needs a row's numbers independent of the other rows and of the
+    bounds gives min_split_keys, a multiple of 64, and num_splits >= keys / min_split_keys: splits then are min_split_keys long, always.
+    """
+    _check(q, k_cache, v_cache, inputs)
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = k_cache.shape[1]
+    out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
+    if not num_tokens:
+        return out
+    batch = inputs.rows.shape[0]
+    packed_rows = inputs.max_query_len * (num_heads // num_kv_heads)
+    is_wide = q.dtype not in (torch.bfloat16, torch.float16)
+    block_queries, block_keys = choose_blocks(packed_rows, is_wide)
+    num_tiles = triton.cdiv(packed_rows, block_queries)
+    mask = inputs.tail_mask
+    tail_width = inputs.max_query_len if mask is None else mask.shape[2]
+    if num_splits is None:
+        max_keys = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
+        num_splits = choose_num_splits(batch * num_kv_heads * num_tiles, max_keys, block_keys)
+    is_split = num_splits > 1
+    partial, log_total = out, None
+    if is_split:
+        partial = torch.empty((num_tokens, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+        log_total = torch.empty((num_tokens, num_heads, num_splits), dtype=torch.float32, device=q.device)
+    shape = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
+    options = launch_options(q.device)
+    _attention_kernel[(num_tiles, num_kv_heads * num_splits, batch + (not is_split))](
+        q, k_cache, v_cache, partial, log_total, inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table,
+        inputs.positions, None if mask is None else mask.view(torch.uint8), scale * _LOG2_E, batch, num_tokens,
+        inputs.slot_table.shape[1], 0 if mask is None else mask.shape[1], tail_width, window or 0, num_splits, min_split_keys,
+        NUM_KV_HEADS=num_kv_heads, **shape, BLOCK_M=block_queries, BLOCK_N=block_keys, HAS_WINDOW=window is not None, IS_SPLIT=is_split,
+        num_warps=8 if block_queries == 128 else 4, num_stages=2 if is_wide else 3, **options,
+    )  # fmt: skip
+    if is_split:
+        _merge_kernel[(num_tokens, num_heads)](
+            partial, log_total, inputs.query_start, out, batch, num_splits,
+            **shape, BLOCK_S=triton.next_power_of_2(num_splits), num_warps=4, **options,
+        )  # fmt: skip
+    return out
+
+
+def choose_blocks(packed_rows: int, is_wide: bool) -> tuple[int, int]:
+    """(queries x heads of a group, keys) of one program; float32 has no matrix unit, its tiles must stay in registers."""
+    if is_wide:
+        return 16, 32
+    return max(16, min(triton.next_power_of_2(packed_rows), 128)), 64
+
+
+
+def _visible_keys(inputs: AttentionInputs, query_index: torch.Tensor, num_columns: int, window: int | None) -> torch.Tensor:
+    """bool [B, Q, num_columns]: the columns of the slot table that query i of each row sees; query_index [B, Q] is its packed index."""
+    batch, num_queries = query_index.shape
+    column = torch.arange(num_columns, device=query_index.device)
+    prefix_lens = inputs.prefix_lens.long()[:, None, None]
+    in_prefix = column < prefix_lens
+    tail_column = column - prefix_lens  # [B, 1, columns], negative inside the prefix
+    recent = True if window is None else column > inputs.positions.long()[query_index][:, :, None] - window
+    if inputs.tail_mask is None:
+        causal = tail_column <= torch.arange(num_queries, device=query_index.device)[:, None]
+        return causal & recent
+    width = inputs.tail_mask.shape[2]
+    in_tail = (tail_column >= 0) & (tail_column < width)
+    index = tail_column.clamp(0, width - 1).expand(batch, num_queries, num_columns)
+    return (in_prefix & recent) | (in_tail & inputs.tail_mask[:, :num_queries].gather(2, index))
+
+
+def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float) -> torch.Tensor:
+    """q [B, Q, nh, hd] over k, v [B, L, nkv, hd] where visible [B, Q, L]: [B, Q, nh, hd]; a query that sees nothing gives zeros."""
+    batch, num_queries, num_heads, head_dim = q.shape
+    num_keys, num_kv_heads = k.shape[1], k.shape[2]
+    group = num_heads // num_kv_heads
+    used = visible.any(1)[:, :, None, None]  # slots no query sees may hold NaN, and 0 * NaN is NaN
+    k, v = (torch.where(used, tensor, 0).to(q.dtype).transpose(1, 2) for tensor in (k, v))
+    # the heads of a group become further queries of their key head: the keys need no copy per head
+    folded = q.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
+    folded = folded.reshape(batch, num_kv_heads, group * num_queries, head_dim)
+    sees_something = visible.any(2)
+    mask = visible | ~sees_something[:, :, None]
+    mask = mask[:, None, None].expand(-1, 1, group, -1, -1).reshape(batch, 1, group * num_queries, num_keys)
+    out = functional.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
+    out = out.view(batch, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
+    return torch.where(sees_something[:, :, None, None], out.reshape(q.shape), 0)
+
+
+def attention_reference(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs, scale: float, window: int | None
+) -> torch.Tensor:
+    """`attention` in plain torch: rows are padded to the longest run of queries; no host synchronisation."""
+    num_tokens = q.shape[0]
+    start, end = inputs.query_start[:-1].long(), inputs.query_start[1:].long()
+    step = torch.arange(inputs.max_query_len, device=q.device)
+    query_index = start[:, None] + step
+    is_query = query_index < end[:, None]
+    query_index = query_index.clamp(max=num_tokens - 1)
+    tail_width = inputs.max_query_len if inputs.tail_mask is None else inputs.tail_mask.shape[2]
+    num_columns = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
+    slots = inputs.slot_table[inputs.rows, :num_columns].long()
+    visible = _visible_keys(inputs, query_index, num_columns, window) & is_query[:, :, None]
+    out = _masked_attention(q[query_index], k_cache[slots], v_cache[slots], visible, scale)
+    return _pack(out.flatten(2), inputs.query_start, num_tokens)
+
+
+def _pack(padded: torch.Tensor, query_start: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """padded [B, Q, F] -> [T, F] in packed order; tokens at and after query_start[B] are zero."""
+    token = torch.arange(num_tokens, device=padded.device)
+    row = torch.searchsorted(query_start[1:].long().contiguous(), token, right=True).clamp(max=padded.shape[0] - 1)
+    step = (token - query_start.long()[row]).clamp(max=padded.shape[1] - 1)
+    return torch.where((token < query_start[-1])[:, None], padded[row, step], 0)
+
+
+def attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs, scale: float, window: int | None
+) -> torch.Tensor:
+    """Attend from q [T, nh, hd] to the caches [slots, nkv, hd] as `inputs` tells: [T, nh * hd]. See the module docstring."""
+    if q.is_cuda:
+        return attention_triton(q, k_cache, v_cache, inputs, scale, window)
+    return attention_reference(q, k_cache, v_cache, inputs, scale, window)
