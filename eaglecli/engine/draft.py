@@ -11,7 +11,7 @@ from eaglecli.engine.extend import prepare_extend_after_decode
 from eaglecli.engine.forward_batch import CaptureHidden, DraftForwardBatch, ForwardMode
 from eaglecli.engine.row_state import Batch, RowState
 from eaglecli.engine.settings import SpeculationSettings
-from eaglecli.engine.verify import CommittedRun, VerifiedTree
+from eaglecli.engine.verify import CommittedRun
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.build_tree import DraftTree, expand_beams, root_only_tree, select_nodes, start_beams
 from eaglecli.kernels.choose_tokens import SamplingTensors
@@ -30,7 +30,7 @@ class RootOnlyDrafter:
     def grow_tree(self, batch: Batch) -> DraftTree:
         return root_only_tree(self._state.verified_id[batch.rows])
 
-    def extend(self, batch: Batch, verified: VerifiedTree, run: CommittedRun) -> None:
+    def extend(self, batch: Batch, run: CommittedRun) -> None:
         """Nothing to catch up with."""
 
     def extend_prompt(self, batch: Batch, attention: AttentionInputs, next_ids: torch.Tensor, features: torch.Tensor, last_index: torch.Tensor) -> None:
@@ -91,14 +91,14 @@ class EagleDrafter:
                 positions=positions,
                 tail_mask=ancestors,
                 max_query_len=topk,
-                max_prefix_len=batch.max_length,
+                max_prefix_len=batch.hints.max_length,
             ),
             last_index=None,
         )
 
-    def extend(self, batch: Batch, verified: VerifiedTree, run: CommittedRun) -> None:
+    def extend(self, batch: Batch, run: CommittedRun) -> None:
         """Run the accepted tokens through the draft and keep what its last token of each row leaves."""
-        forward = prepare_extend_after_decode(self._draft, self._state, batch, verified, run)
+        forward = prepare_extend_after_decode(self._draft, self._state, batch, run, self._speculation.num_draft_tokens)
         self._keep_last(batch, forward)
 
     def extend_prompt(self, batch: Batch, attention: AttentionInputs, next_ids: torch.Tensor, features: torch.Tensor, last_index: torch.Tensor) -> None:

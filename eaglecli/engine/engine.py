@@ -9,15 +9,16 @@ import torch
 
 from eaglecli.engine.commit import Status
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
+from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, padded_size
+from eaglecli.engine.iteration import Iteration, allocate_buffers
 from eaglecli.engine.outputs import OutputBuffers
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.readback import Readback, StepResult, StepRows, ended, status_of
 from eaglecli.engine.request import Completion, Request
-from eaglecli.engine.row_state import Batch, allocate_row_state, to_device, write_admitted
+from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted
 from eaglecli.engine.scheduler import Scheduler, Sequence
 from eaglecli.engine.settings import EngineSettings
-from eaglecli.engine.verify import accept_and_commit, verify_tree
 from eaglecli.models.draft_model import DraftModel
 from eaglecli.models.target import TargetModel
 
@@ -48,12 +49,12 @@ class Engine:
         self.settings = settings
         self.counts = EngineCounts()
         speculation, device, dtype = settings.speculation, target.embed_weight.device, target.dtype
-        self._device = device
-        self._target = target
         self._pool = PagePool(settings.num_pages, settings.page_size)
         self._scheduler = Scheduler(self._pool, settings.max_running_requests, speculation.lookahead, settings.chunked_prefill_size)
         self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device)
         num_slots = self._pool.num_slots
+        num_boundaries = len(draft.tap_boundaries) if draft else 0
+        feature_size = target.config.layer.hidden_size * max(num_boundaries, 1)
         layer = target.config.layer
         self._kv_cache = allocate_kv_cache(target.config.num_layers, num_slots, layer.num_kv_heads, layer.head_dim, dtype, device)
         self._drafter: EagleDrafter | RootOnlyDrafter = RootOnlyDrafter(self._state)
@@ -61,6 +62,10 @@ class Engine:
             draft_cache = allocate_kv_cache(draft.num_layers, num_slots, draft.num_kv_heads, draft.head_dim, dtype, device)
             self._drafter = EagleDrafter(draft, draft_cache, self._state, speculation, settings.same_noise_drafting)
         run_width = speculation.num_steps + 1
+        buffers = allocate_buffers(max(settings.graph_sizes + (settings.max_running_requests,)), speculation, feature_size, self._state.dummy_row, dtype, device)
+        self._iteration = Iteration(target, self._kv_cache, self._drafter, self._state, buffers, speculation)
+        stages = (self._iteration.draft, self._iteration.verify, self._iteration.extend)
+        self._runners = [GraphRunner(stage, [self._kv_cache, buffers.rows, self._state.slot_table]) for stage in stages]
         self._prefill = PrefillStage(target, self._kv_cache, self._drafter, self._state, run_width)
         self._readback = Readback(settings.max_running_requests, run_width, device)
         self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
@@ -120,21 +125,35 @@ class Engine:
         """One iteration: schedule, prefill, draft, verify, accept and commit, extend. Returns what the iteration before finished."""
         chunks = self._schedule()
         sampled, filtered = self._sampling_hints()
-        records = [self._prefill.run(chunks, sampled, filtered)] if chunks else []
+        records = [self._prefill.run(chunks, HostHints(0, sampled, filtered))] if chunks else []
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.is_last], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
         if len(decoded):
-            batch = self._batch(decoded, sampled, filtered)
-            tree = self._drafter.grow_tree(batch)
-            verified = verify_tree(self._target, self._kv_cache, self._state, batch, tree, self._drafter.tap_boundaries)
-            run = accept_and_commit(self._state, batch, tree, verified, self.settings.speculation.num_steps)
-            self._drafter.extend(batch, verified, run)
-            records.append(run.record)
+            size = padded_size(len(decoded), self.settings.graph_sizes)
+            self._iteration.load_rows(decoded, size)
+            hints = self._hints(decoded, sampled, filtered)
+            for stage in self._runners:
+                stage.run(size, hints)
+            records.append(self._iteration.buffers.run.record[: len(decoded)])
             self._in_flight[decoded] += 1
+            self.counts.num_iterations += 1
         if records:
             self._readback.put(StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded]), records)
         return self._collect(keep=1 if len(decoded) else 0)
+
+    @torch.inference_mode()
+    def capture(self) -> Iterator[CaptureReport]:
+        """Capture all stages at all graph sizes, largest first, one pool of memory for all; yields a report as each is done.
+
+        Runs on dummy rows: no request may be running. CUDA only.
+        """
+        widest = HostHints(self.settings.context_length, any_sampled=True, any_filtered=True)
+        pool = torch.cuda.graph_pool_handle()
+        for size in reversed(self.settings.graph_sizes):
+            self._iteration.load_rows(np.zeros(0, np.int64), size)
+            for runner in self._runners:
+                yield runner.capture(size, widest, pool)
 
     def summary(self) -> dict[str, int]:
         """Counts of the whole run, and the books of the page pool."""
@@ -179,12 +198,10 @@ class Engine:
         rows = np.array([sequence.row for sequence in self._scheduler.running], np.int64)
         return rows[self._outputs.num_tokens[rows] + self._in_flight[rows] < self._caps[rows]]
 
-    def _batch(self, rows: np.ndarray, sampled: bool, filtered: bool) -> Batch:
+    def _hints(self, rows: np.ndarray, sampled: bool, filtered: bool) -> HostHints:
         run_width = self.settings.speculation.num_steps + 1
         known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * run_width
-        max_length = int(np.minimum(known, self._prompt_lens[rows] + self._caps[rows]).max())
-        self.counts.num_iterations += 1
-        return Batch(self._state.live(to_device(rows.astype(np.int32), self._device)), max_length, sampled, filtered)
+        return HostHints(int(np.minimum(known, self._prompt_lens[rows] + self._caps[rows]).max()), sampled, filtered)
 
     def _collect(self, keep: int) -> list[Completion]:
         """Take the records of all iterations but the last `keep`."""

@@ -6,31 +6,26 @@ does not know the accept lengths when it enqueues this stage, so there is room f
 at the front and the same launch fills the tail with token 0 at position 0, writing to the dummy slot.
 """
 
-import torch
-
 from eaglecli.engine.forward_batch import CaptureHidden, DraftForwardBatch, ForwardMode
 from eaglecli.engine.row_state import Batch, RowState
-from eaglecli.engine.verify import CommittedRun, VerifiedTree
+from eaglecli.engine.verify import CommittedRun
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.create_extend_spec_info import create_extend_spec_info
 from eaglecli.models.draft_model import DraftModel
 
 
-def prepare_extend_after_decode(draft: DraftModel, state: RowState, batch: Batch, verified: VerifiedTree, run: CommittedRun) -> DraftForwardBatch:
+def prepare_extend_after_decode(draft: DraftModel, state: RowState, batch: Batch, run: CommittedRun, num_nodes: int) -> DraftForwardBatch:
     """The draft's forward over everything the last verify accepted: each row's accepted drafts, then its bonus token.
 
     Token x_{i+1} stands at position i with the target's feature of position i (draft-checkpoints 3.1). Rows that ended
     have length 0 and no token.
     """
-    num_nodes = verified.chosen.shape[1]
-    info = create_extend_spec_info(
-        run.path.tokens, run.extend_lens, run.base_lengths, batch.rows, state.slot_table, run.path.path, num_nodes
-    )
+    info = create_extend_spec_info(run.tokens, run.extend_lens, run.base_lengths, batch.rows, state.slot_table, run.path, num_nodes)
     return DraftForwardBatch(
         mode=ForwardMode.EXTEND,
         capture_hidden=CaptureHidden.LAST,
         input_ids=info.input_ids,
-        hidden=draft.fuse(verified.features[info.feature_index]),
+        hidden=draft.fuse(run.features.flatten(0, 1)[info.feature_index]),
         positions=info.positions,
         attention=AttentionInputs(
             rows=batch.rows,
@@ -40,8 +35,8 @@ def prepare_extend_after_decode(draft: DraftModel, state: RowState, batch: Batch
             out_slots=info.out_slots,
             positions=info.positions,
             tail_mask=None,
-            max_query_len=run.path.tokens.shape[1],
-            max_prefix_len=batch.max_length,
+            max_query_len=run.tokens.shape[1],
+            max_prefix_len=batch.hints.max_length,
         ),
         last_index=info.last_index,
     )

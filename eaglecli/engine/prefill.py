@@ -11,7 +11,7 @@ import torch
 
 from eaglecli.engine.commit import commit_run, cut_run, pack_record
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
-from eaglecli.engine.row_state import Batch, RowState, to_device
+from eaglecli.engine.row_state import Batch, HostHints, RowState, to_device
 from eaglecli.engine.scheduler import PrefillChunk
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.choose_tokens import choose_tokens
@@ -80,15 +80,15 @@ class PrefillStage:
         self._state = state
         self._run_width = run_width
 
-    def run(self, chunks: list[PrefillChunk], any_sampled: bool, any_filtered: bool) -> torch.Tensor:
+    def run(self, chunks: list[PrefillChunk], hints: HostHints) -> torch.Tensor:
         """int32 [E, run_width + 3]: see `pack_record`, one row for each chunk that ends its prompt, in order."""
         packed = pack_chunks(chunks, self._state)
         output = self._target.forward(packed.input_ids, packed.attention.positions, self._kv_cache, packed.attention, self._drafter.tap_boundaries)
-        finishing = Batch(packed.rows[packed.ends_prompt], 0, any_sampled, any_filtered)
+        finishing = Batch(packed.rows[packed.ends_prompt], hints)
         last = packed.last_index[packed.ends_prompt]
         record = self._choose_first(finishing, output.hidden[last], packed.prompt_lens)
         next_ids = packed.next_ids.index_copy(0, last, self._state.verified_id[finishing.rows])
-        everyone = Batch(packed.rows, 0, any_sampled, any_filtered)
+        everyone = Batch(packed.rows, hints)
         self._drafter.extend_prompt(everyone, packed.attention, next_ids, output.features, packed.last_index)
         return record
 

@@ -17,14 +17,21 @@ from eaglecli.engine.settings import EngineSettings
 from eaglecli.kernels.choose_tokens import SamplingTensors
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows that run together, and what the host knows of them. `rows` int32 [B], finished rows already replaced by the dummy row."""
+@dataclass(frozen=True)
+class HostHints:
+    """Bounds that the host knows and the device need not be asked for. A captured graph is made for the widest ones."""
 
-    rows: torch.Tensor
     max_length: int  # no row has more committed tokens
     any_sampled: bool
     any_filtered: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Rows that run together: `rows` int32 [B], finished rows already replaced by the dummy row."""
+
+    rows: torch.Tensor
+    hints: HostHints
 
     def __len__(self) -> int:
         return self.rows.shape[0]
@@ -68,8 +75,8 @@ class RowState:
             min_p=self.min_p[rows],
             seed=self.seed[rows],
             sample=self.sample[rows],
-            any_sampled=batch.any_sampled,
-            any_filtered=batch.any_filtered,
+            any_sampled=batch.hints.any_sampled,
+            any_filtered=batch.hints.any_filtered,
         )
 
     def owned_slots(self, sequence: Sequence, pool: PagePool) -> None:

@@ -62,6 +62,7 @@ class EngineSettings:
     page_size: int = 16
     chunked_prefill_size: int = 512
     max_stop_ids: int = 16
+    graph_sizes: tuple[int, ...] = ()  # ascending batch sizes (requests) that iterations are padded to, and captured at on a GPU
     speculation: SpeculationSettings = PLAIN
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
 
@@ -69,6 +70,8 @@ class EngineSettings:
         for flag in ("context_length", "max_total_tokens", "max_running_requests", "page_size", "chunked_prefill_size"):
             if getattr(self, flag) < 1:
                 raise UserError(f"--{flag.replace('_', '-')} {getattr(self, flag)} must be at least 1")
+        if list(self.graph_sizes) != sorted(set(self.graph_sizes)) or min(self.graph_sizes, default=1) < 1:
+            raise UserError(f"--cuda-graph-bs {self.graph_sizes} must be ascending batch sizes of at least 1")
 
     @property
     def num_pages(self) -> int:

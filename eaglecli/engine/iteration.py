@@ -1,0 +1,127 @@
+"""The three stages of an iteration as functions of a size, over buffers that never move: what a graph can capture.
+
+A stage works on the first `size` requests of the buffers. Real rows stand at the front; the rest name the dummy row.
+Everything that passes from one stage to the next, or to the host, lives in `IterationBuffers`, which are allocated
+once, for the largest batch, and shared by all sizes.
+
+    rows -> draft -> live_rows, tree -> verify (accept, commit) -> run -> extend
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
+from eaglecli.engine.row_state import Batch, HostHints, RowState, to_device
+from eaglecli.engine.settings import SpeculationSettings
+from eaglecli.engine.verify import CommittedRun, accept_and_commit, verify_tree
+from eaglecli.kernels.build_tree import DraftTree
+from eaglecli.models.target import TargetModel
+
+Record = TypeVar("Record", DraftTree, CommittedRun)
+
+
+@dataclass(frozen=True, eq=False)
+class IterationBuffers:
+    """Static tensors for up to Bmax requests."""
+
+    rows: torch.Tensor  # int32 [Bmax] written by the host
+    live_rows: torch.Tensor  # int32 [Bmax] the same, finished rows replaced by the dummy row
+    tree: DraftTree
+    run: CommittedRun
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage: its name, the tokens one request brings to it, and its function of (size, hints)."""
+
+    name: str
+    tokens_per_request: int
+    run: Callable[[int, HostHints], None]
+
+
+def allocate_buffers(
+    max_requests: int, speculation: SpeculationSettings, feature_size: int, dummy_row: int, dtype: torch.dtype, device: torch.device
+) -> IterationBuffers:
+    """All rows the dummy row, all trees roots of token 0."""
+    num_nodes, width = speculation.num_draft_tokens, speculation.num_steps + 1
+
+    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.zeros(max_requests, *shape, dtype=dtype, device=device)
+
+    return IterationBuffers(
+        rows=torch.full((max_requests,), dummy_row, dtype=torch.int32, device=device),
+        live_rows=torch.full((max_requests,), dummy_row, dtype=torch.int32, device=device),
+        tree=DraftTree(zeros(num_nodes, dtype=torch.int64), zeros(num_nodes), zeros(num_nodes), zeros(num_nodes, num_nodes, dtype=torch.bool)),
+        run=CommittedRun(
+            tokens=zeros(width, dtype=torch.int64),
+            path=zeros(width),
+            features=zeros(num_nodes, feature_size, dtype=dtype),
+            base_lengths=zeros(),
+            extend_lens=zeros(),
+            record=zeros(width + 3),
+        ),
+    )
+
+
+class Iteration:
+    """Binds models, state and buffers into the three stages."""
+
+    def __init__(
+        self,
+        target: TargetModel,
+        kv_cache: torch.Tensor,
+        drafter: EagleDrafter | RootOnlyDrafter,
+        state: RowState,
+        buffers: IterationBuffers,
+        speculation: SpeculationSettings,
+    ) -> None:
+        self.buffers = buffers
+        self._target = target
+        self._kv_cache = kv_cache
+        self._drafter = drafter
+        self._state = state
+        self._speculation = speculation
+        self.draft = Stage("draft", speculation.topk, self._draft)
+        self.verify = Stage("verify", speculation.num_draft_tokens, self._verify)
+        self.extend = Stage("extend", speculation.num_steps + 1, self._extend)
+
+    def load_rows(self, rows: np.ndarray, size: int) -> None:
+        """Name the rows of the next iteration, int64 [n], n <= size; what is left of `size` names the dummy row.
+
+        All inputs of the stages follow from these rows, so with them no stale value of an earlier, larger batch can be read.
+        """
+        padded = np.full(size, self._state.dummy_row, np.int32)
+        padded[: len(rows)] = rows
+        self.buffers.rows[:size].copy_(to_device(padded, self.buffers.rows.device))
+
+    def _draft(self, size: int, hints: HostHints) -> None:
+        buffers = self.buffers
+        buffers.live_rows[:size] = self._state.live(buffers.rows[:size])
+        _store(buffers.tree, self._drafter.grow_tree(self._batch(size, hints)))
+
+    def _verify(self, size: int, hints: HostHints) -> None:
+        batch, tree = self._batch(size, hints), _first(self.buffers.tree, size)
+        verified = verify_tree(self._target, self._kv_cache, self._state, batch, tree, self._drafter.tap_boundaries)
+        _store(self.buffers.run, accept_and_commit(self._state, batch, tree, verified, self._speculation.num_steps))
+
+    def _extend(self, size: int, hints: HostHints) -> None:
+        self._drafter.extend(self._batch(size, hints), _first(self.buffers.run, size))
+
+    def _batch(self, size: int, hints: HostHints) -> Batch:
+        return Batch(self.buffers.live_rows[:size], hints)
+
+
+def _store(buffers: Record, values: Record) -> None:
+    """Copy a stage's result to the front of its buffers."""
+    for field in fields(buffers):
+        value = getattr(values, field.name)
+        getattr(buffers, field.name)[: value.shape[0]].copy_(value)
+
+
+def _first(buffers: Record, size: int) -> Record:
+    """The part of the first `size` requests."""
+    return type(buffers)(**{field.name: getattr(buffers, field.name)[:size] for field in fields(buffers)})
