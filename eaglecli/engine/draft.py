@@ -73,9 +73,9 @@ class EagleDrafter:
     def _tree_step(self, batch: Batch, step: int, token: torch.Tensor, hidden: torch.Tensor, ancestors: torch.Tensor) -> DraftForwardBatch:
         """One draft forward over the beams of level step - 1. Their cache entries are throw-away: columns L + (step - 1) * topk and on."""
         state, rows, topk = self._state, batch.rows, self._speculation.topk
-        lengths, limits = state.lengths[rows], state.limits[rows]
+        lengths = state.lengths[rows]
         columns = lengths[:, None] + (step - 1) * topk + torch.arange(topk, device=rows.device)
-        positions = torch.minimum(lengths + step - 1, (limits - 1).clamp(min=0)).repeat_interleave(topk)
+        positions = (lengths + step - 1).clamp(max=state.context_length - 1).repeat_interleave(topk)
         return DraftForwardBatch(
             mode=ForwardMode.DECODE,
             capture_hidden=CaptureHidden.FULL,

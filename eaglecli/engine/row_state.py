@@ -41,6 +41,7 @@ class Batch:
 class RowState:
     """Device tensors of R rows, the dummy row included. C columns in the slot table, K branches, H draft hidden size."""
 
+    context_length: int  # positions end before it: rotary tables are as long
     lengths: torch.Tensor  # int32 [R] tokens whose target KV exists
     limits: torch.Tensor  # int32 [R] tokens the row may ever know: prompt and output cap
     verified_id: torch.Tensor  # int64 [R] the last known token, which has no KV yet
@@ -95,6 +96,7 @@ def allocate_row_state(settings: EngineSettings, draft_hidden_size: int, dtype: 
         return torch.zeros(num_rows, *shape, dtype=dtype, device=device)
 
     return RowState(
+        context_length=settings.context_length,
         lengths=zeros(dtype=torch.int32),
         limits=zeros(dtype=torch.int32),
         verified_id=zeros(dtype=torch.int64),

@@ -37,14 +37,14 @@ class CommittedRun:
 def verify_tree(target: TargetModel, kv_cache: torch.Tensor, state: RowState, batch: Batch, tree: DraftTree, tap_boundaries: tuple[int, ...]) -> VerifiedTree:
     """Run the target over all nodes of all trees at once and choose one token at each node.
 
-    Nodes at or past the row's limit run at a clamped position and may not be accepted; the row's look-ahead has slots for them.
+    Nodes at or past the row's limit may not be accepted; the row's look-ahead has slots for them. Positions end with the context.
     """
     num_nodes = tree.tokens.shape[1]
     lengths, limits = state.lengths[batch.rows], state.limits[batch.rows]
     positions = lengths[:, None] + tree.depths
     allowed = positions < limits[:, None]
     columns = lengths[:, None] + torch.arange(num_nodes, device=lengths.device)
-    positions = torch.minimum(positions, (limits[:, None] - 1).clamp(min=0)).int()
+    positions = positions.clamp(max=state.context_length - 1)
     inputs = AttentionInputs(
         rows=batch.rows,
         query_start=torch.arange(len(batch) + 1, device=lengths.device, dtype=torch.int32) * num_nodes,

@@ -125,7 +125,8 @@ def _safetensors_headers(file: Path) -> dict[str, TensorHeader]:
     headers = {}
     try:
         with safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+            names = handle.keys()
+            for name in names:
                 part = handle.get_slice(name)
                 headers[name] = TensorHeader(tuple(part.get_shape()), _dtype(part.get_dtype(), name, file))
     except SafetensorError as error:
@@ -142,7 +143,8 @@ def _dtype(label: str, name: str, file: Path) -> torch.dtype:
 def _iterate_safetensors(file: Path) -> Iterator[tuple[str, torch.Tensor]]:
     try:
         with safe_open(file, framework="pt") as handle:
-            for name in handle.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+            names = handle.keys()
+            for name in names:
                 yield name, handle.get_tensor(name)
     except SafetensorError as error:
         raise _unreadable(file, error) from error

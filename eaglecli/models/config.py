@@ -110,7 +110,9 @@ def _refuse_unsupported(config: Mapping[str, Any], source: str) -> None:
         raise ModelError(f"{source} has hidden_act {config['hidden_act']!r}; only 'silu' is supported")
     if config.get("quantization_config"):
         method = config["quantization_config"].get("quant_method", "unnamed")
-        raise ModelError(f"{source} has a quantization_config ({method}); quantized checkpoints are not supported", "use the unquantized model")
+        raise ModelError(
+            f"{source} has a quantization_config ({method}); quantized checkpoints are not supported", "use the unquantized model"
+        )
 
 
 def _size(config: Mapping[str, Any], key: str, source: str) -> int:

@@ -196,33 +196,45 @@ def _check_flags(settings: DraftSettings, layout: DraftLayout) -> None:
     for keys, tensors in _FLAG_TENSORS:
         claims = {key: settings.values[key] for key in keys if isinstance(settings.values.get(key), bool)}
         if any(claims.values()):
-            key = next(key for key, value in claims.items() if value)
-            missing = [name for name in tensors if name not in layout.file_names]
-            if missing:
-                raise ModelError(f"{settings.source} says {key} is true, but tensor {layout.spell(missing[0])} is not in the file", _flag_hint(key))
+            _require_tensors(settings, layout, next(key for key, value in claims.items() if value), tensors)
         elif claims:
-            key = next(iter(claims))
-            present = [name for name in tensors if name in layout.file_names]
-            if present:
-                raise ModelError(f"{settings.source} says {key} is false, but the file has tensor {layout.spell(present[0])}", _flag_hint(key))
-    if settings.is_speculators and settings.values.get("model_type") == "qwen3" and "layers.0.self_attn.q_norm.weight" not in layout.file_names:
-        raise ModelError(f"{settings.source} says the layer is of kind qwen3, but tensor layers.0.self_attn.q_norm.weight is not in the file")
-    if layout.algorithm == "EAGLE3" and "fc.weight" not in layout.file_names and settings.values.get("use_aux_hidden_state") is not False:
+            _forbid_tensors(settings, layout, next(iter(claims)), tensors)
+    query_norm = "layers.0.self_attn.q_norm.weight"
+    if settings.is_speculators and settings.values.get("model_type") == "qwen3" and query_norm not in layout.file_names:
+        raise ModelError(f"{settings.source} says the layer is of kind qwen3, but tensor {query_norm} is not in the file")
+    has_no_fc = layout.algorithm == "EAGLE3" and "fc.weight" not in layout.file_names
+    if has_no_fc and settings.values.get("use_aux_hidden_state") is not False:
         raise ModelError(
             f"tensor fc.weight is not in the file, and {settings.source} does not say that use_aux_hidden_state is false",
             _flag_hint("use_aux_hidden_state"),
         )
 
 
+def _require_tensors(settings: DraftSettings, layout: DraftLayout, key: str, tensors: Sequence[str]) -> None:
+    for name in tensors:
+        if name not in layout.file_names:
+            raise ModelError(f"{settings.source} says {key} is true, but tensor {layout.spell(name)} is not in the file", _flag_hint(key))
+
+
+def _forbid_tensors(settings: DraftSettings, layout: DraftLayout, key: str, tensors: Sequence[str]) -> None:
+    for name in tensors:
+        if name in layout.file_names:
+            raise ModelError(f"{settings.source} says {key} is false, but the file has tensor {layout.spell(name)}", _flag_hint(key))
+
+
 def _flag_hint(key: str) -> str:
-    known = key in _OVERRIDE_KEYS
-    return f"if the file is right, correct the config or use --draft-config-overrides '{{\"{key}\": ...}}'" if known else "correct the config"
+    if key not in _OVERRIDE_KEYS:
+        return "correct the config"
+    return f"if the file is right, correct the config or use --draft-config-overrides '{{\"{key}\": ...}}'"
 
 
 def _check_target_width(settings: DraftSettings, target: TargetConfig) -> None:
     expected = settings.values.get("target_hidden_size")
     if expected is not None and expected != target.hidden_size:
-        raise ModelError(f"draft was made for a target of hidden size {expected} ({settings.source}), this target has {target.hidden_size}")
+        raise ModelError(
+            f"draft was made for a target of hidden size {expected} ({settings.source}), this target has {target.hidden_size}",
+            "this draft was made for another target",
+        )
 
 
 def _layer_config(settings: DraftSettings, layout: DraftLayout, shapes: Mapping[str, tuple[int, ...]]) -> LayerConfig:
@@ -263,9 +275,7 @@ def _windows(settings: DraftSettings, num_layers: int) -> tuple[int | None, ...]
     return tuple(window if kind == "sliding_attention" else None for kind in layer_types[:num_layers])
 
 
-def _tap_layers(
-    settings: DraftSettings, layout: DraftLayout, shapes: Mapping[str, tuple[int, ...]], target: TargetConfig
-) -> TapLayers:
+def _tap_layers(settings: DraftSettings, layout: DraftLayout, shapes: Mapping[str, tuple[int, ...]], target: TargetConfig) -> TapLayers:
     if layout.algorithm == "EAGLE" or "fc.weight" not in shapes:
         return TapLayers((), "last hidden state of the target, after its final norm")
     name, width = layout.spell("fc.weight"), shapes["fc.weight"][-1]

@@ -13,7 +13,6 @@ from eaglecli.models.checkpoint import find_weight_files, iterate_tensors, read_
 from eaglecli.models.draft_config import DraftSettings, read_draft_settings, translate_mistral_params
 from eaglecli.models.draft_layout import DraftLayout, read_layout
 
-
 _MISTRAL_WEIGHTS = "consolidated.safetensors"
 
 
@@ -38,10 +37,10 @@ def read_draft_description(path: Path, overrides: Mapping[str, Any] | None = Non
     if not path.is_dir():
         raise ModelError(f"draft {path} is not a folder", "a draft is a folder with config.json and model.safetensors or pytorch_model.bin")
     settings = _read_settings(path, overrides)
-    headers = read_tensor_headers(weights_path(path))
+    headers = read_tensor_headers(_weights_path(path))
     layout = read_layout({name: header.shape for name, header in headers.items()}, str(path))
     by_canonical_name = {canonical: headers[name] for canonical, name in layout.file_names.items()}
-    tables = dict(_read_tensors(weights_path(path), {layout.file_names[name]: name for name in ("d2t", "t2d") if name in layout.file_names}))
+    tables = dict(read_tensors(path, {layout.file_names[name]: name for name in ("d2t", "t2d") if name in layout.file_names}))
     return DraftDescription(
         path=path,
         layout=layout,
@@ -53,7 +52,20 @@ def read_draft_description(path: Path, overrides: Mapping[str, Any] | None = Non
     )
 
 
-def weights_path(path: Path) -> Path:
+def read_tensors(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Of a draft folder only the tensors whose file names are keys of `wanted`, under the names that it gives them, on the CPU."""
+    if not wanted:
+        return
+    files = find_weight_files(_weights_path(path))
+    if files.kind == "pickle":  # mapped into memory: tensors that are not looked at cost nothing
+        yield from ((wanted[name], tensor) for name, tensor in iterate_tensors(_weights_path(path)) if name in wanted)
+        return
+    for file in files.paths:
+        with safe_open(file, framework="pt") as handle:
+            yield from ((wanted[name], handle.get_tensor(name)) for name in handle.keys() if name in wanted)  # noqa: SIM118
+
+
+def _weights_path(path: Path) -> Path:
     """The folder, or the one file in it that carries the weights under Mistral's own file name."""
     mistral_file = path / _MISTRAL_WEIGHTS
     has_usual_file = (path / "model.safetensors").is_file() or (path / "model.safetensors.index.json").is_file()
@@ -65,16 +77,3 @@ def _read_settings(path: Path, overrides: Mapping[str, Any] | None) -> DraftSett
     if mistral_file.is_file() and not (path / "config.json").is_file():
         return read_draft_settings(translate_mistral_params(read_json(mistral_file)), overrides, str(mistral_file))
     return read_draft_settings(read_json(path / "config.json"), overrides, str(path / "config.json"))
-
-
-def _read_tensors(path: Path, wanted: Mapping[str, str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of the weight files only the tensors whose file names are keys of `wanted`, under the names that it gives them."""
-    if not wanted:
-        return
-    files = find_weight_files(path)
-    if files.kind == "pickle":  # mapped into memory: tensors that are not looked at cost nothing
-        yield from ((wanted[name], tensor) for name, tensor in iterate_tensors(path) if name in wanted)
-        return
-    for file in files.paths:
-        with safe_open(file, framework="pt") as handle:
-            yield from ((wanted[name], handle.get_tensor(name)) for name in handle.keys() if name in wanted)  # noqa: SIM118

@@ -67,7 +67,8 @@ def check_draft_fit(
     the comparison of paths and tokenizers.
     """
     if target_path is not None and draft_path.resolve() == target_path.resolve():
-        raise ModelError(f"draft and target are the same checkpoint ({draft_path})", "give an EAGLE draft, or --draft none for plain decoding")
+        hint = "give an EAGLE draft, or --draft none for plain decoding"
+        raise ModelError(f"draft and target are the same checkpoint ({draft_path})", hint)
     description = read_draft_description(draft_path, overrides)
     _check_algorithm(description, algorithm)
     config = build_draft_config(description.settings, description.layout, description.shapes, target)
@@ -270,9 +271,10 @@ def _tokens_by_id(path: Path) -> dict[int, str]:
     try:
         model = json.loads(path.read_text(encoding="utf-8"))["model"]
         vocabulary = model["vocab"]
-        added: Mapping[str, int] = vocabulary if isinstance(vocabulary, dict) else {entry[0]: number for number, entry in enumerate(vocabulary)}
-        return {number: token for token, number in added.items()}
-    except (ValueError, KeyError, TypeError, IndexError):
+        if isinstance(vocabulary, list):  # unigram models list pairs of token and score
+            return {number: entry[0] for number, entry in enumerate(vocabulary)}
+        return {number: token for token, number in vocabulary.items()}
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
         raise ModelError(f"{path} is not a tokenizer file that can be read", "remove it or restore it") from None
 
 
@@ -285,5 +287,7 @@ def _warnings(draft: DraftDescription, config: DraftConfig) -> tuple[str, ...]:
     if config.algorithm == "EAGLE3" and draft.settings.is_speculators and "norm_before_residual" not in values:
         found.append("draft config has no norm_before_residual, false is assumed (vLLM assumes true)")
     if config.norm_output and not draft.settings.is_speculators:
-        found.append("draft says norm_output; SpecForge files from before September 2026 meant something else, compare with false by override")
+        found.append(
+            "draft says norm_output, which older SpecForge files mean differently: compare the accept length with false by override"
+        )
     return tuple(found)

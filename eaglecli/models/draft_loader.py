@@ -1,23 +1,21 @@
 """Loads a draft beside its target: checks the fit, fills the layers, shares embedding and head with the target where it can."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from eaglecli.models.checkpoint import iterate_tensors
-from eaglecli.models.draft_description import weights_path
+from eaglecli.models.draft_description import read_tensors
 from eaglecli.models.draft_fit import DRAFT_CLASSES, DraftFit, check_draft_fit
 from eaglecli.models.draft_layout import ALGORITHM_TITLES
 from eaglecli.models.draft_model import DraftModel
-from eaglecli.models.fill import fill_from_tensors, is_rotary_buffer
+from eaglecli.models.fill import fill_from_tensors
 from eaglecli.models.loader import LoadedTarget
 from eaglecli.models.rope import RopeConfig, rope_tables
 
 _EMBEDDING, _HEAD = "embed_tokens.weight", "lm_head.weight"
-_TOKEN_TABLES = ("d2t", "t2d")  # read with the description
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,41 +49,24 @@ def load_draft(
 
 def build_draft(fit: DraftFit, target: LoadedTarget, dtype: torch.dtype, device: torch.device | str, context_length: int) -> LoadedDraft:
     """Read the weights of a draft whose fit was checked. Raises ModelError when a file cannot be read."""
-    own = {name: torch.empty(fit.description.shapes[name], dtype=dtype, device=device) for name in _own_tables(fit)}
-    embedding, embedding_phrase = target.model.embed_weight, "target's (none in the file)"
-    head = own.get(_HEAD, target.model.head_weight)
-    model = _empty_draft(fit, embedding, head, dtype, device, context_length)
-    where = str(fit.description.path)
-    fill_from_tensors(model.checkpoint_views() | own, _canonical_tensors(fit), where, _is_left_out)
-    if _EMBEDDING in own:
-        embedding, embedding_phrase = _choose_embedding(own[_EMBEDDING], target.model.embed_weight)
-        model.embed_weight = embedding
-    model.head_weight = _head_rows(fit, embedding if fit.head == "own embedding" else head)
-    model.vocab_size = model.head_weight.shape[0]
-    model.token_map = None if fit.token_map is None else fit.token_map.to(device)
+    stored_tables = [name for name in (_EMBEDDING, _HEAD) if name in fit.description.shapes]
+    own = {name: tensor.to(device, dtype) for name, tensor in _read(fit, stored_tables)}
+    embedding, embedding_phrase = _choose_embedding(own.get(_EMBEDDING), target.model.embed_weight)
+    head = _head_rows(fit, own[_EMBEDDING] if fit.head == "own embedding" else own.get(_HEAD, target.model.head_weight))
+    token_map = None if fit.token_map is None else fit.token_map.to(device)
+    tables = rope_tables(fit.config.rope, context_length, device)
+    model = DRAFT_CLASSES[fit.config.algorithm](fit.config, tables, embedding, head, token_map, dtype, device)
+    views = model.checkpoint_views()
+    fill_from_tensors(views, _read(fit, views), str(fit.description.path))
     return LoadedDraft(model, fit, _summary(fit, embedding_phrase), _warnings(fit, dtype, context_length))
 
 
-def _own_tables(fit: DraftFit) -> list[str]:
-    return [name for name in (_EMBEDDING, _HEAD) if name in fit.description.shapes]
-
-
-def _empty_draft(
-    fit: DraftFit, embedding: torch.Tensor, head: torch.Tensor, dtype: torch.dtype, device: torch.device | str, context_length: int
-) -> DraftModel:
-    tables = rope_tables(fit.config.rope, context_length, device)
-    return DRAFT_CLASSES[fit.config.algorithm](fit.config, tables, embedding, head, None, dtype, device)
-
-
-def _canonical_tensors(fit: DraftFit) -> Iterator[tuple[str, torch.Tensor]]:
-    """The file's tensors under canonical names, q and k rows in half-rotating order."""
-    layout, config = fit.description.layout, fit.config.layer
-    canonical_names = {file_name: name for name, file_name in layout.file_names.items()}
-    for file_name, tensor in iterate_tensors(weights_path(fit.description.path)):
-        name = canonical_names.get(file_name, file_name)
-        if layout.has_interleaved_rotary and any(f".{part}_proj." in name for part in "qk"):
-            tensor = _half_rotating(tensor, config.head_dim)
-        yield name, tensor
+def _read(fit: DraftFit, names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The file's tensors of these canonical names, q and k rows in half-rotating order."""
+    layout = fit.description.layout
+    for name, tensor in read_tensors(fit.description.path, {layout.file_names[name]: name for name in names}):
+        is_interleaved = layout.has_interleaved_rotary and any(f".{part}_proj." in name for part in "qk")
+        yield name, _half_rotating(tensor, fit.config.layer.head_dim) if is_interleaved else tensor
 
 
 def _half_rotating(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -94,14 +75,11 @@ def _half_rotating(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
     return pairs.transpose(1, 2).reshape(tensor.shape)
 
 
-def _is_left_out(name: str) -> bool:
-    return name in _TOKEN_TABLES or is_rotary_buffer(name)
-
-
-def _choose_embedding(own: torch.Tensor, of_target: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """The target's table when the file only holds a copy of it (which saves the memory), else the draft's own."""
-    rows = of_target.shape[0]
-    if own.shape[1] == of_target.shape[1] and torch.equal(own[:rows], of_target):
+def _choose_embedding(own: torch.Tensor | None, of_target: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """The target's table when the file has none or only a copy of it (which saves the memory), else the draft's own."""
+    if own is None:
+        return of_target, "target's (none in the file)"
+    if own.shape[1] == of_target.shape[1] and torch.equal(own[: of_target.shape[0]], of_target):
         return of_target, "target's (the file holds an equal copy)"
     return own, f"own {list(own.shape)}"
 
@@ -165,7 +143,7 @@ def _rotary_phrase(rope: RopeConfig) -> str:
 
 def _warnings(fit: DraftFit, dtype: torch.dtype, context_length: int) -> tuple[str, ...]:
     found = list(fit.warnings)
-    stored = {str(kind).removeprefix("torch.") for name, kind in fit.description.dtypes.items() if kind.is_floating_point and kind != dtype}
+    stored = {str(kind).removeprefix("torch.") for kind in fit.description.dtypes.values() if kind.is_floating_point and kind != dtype}
     if stored:
         found.append(f"draft weights are stored as {' and '.join(sorted(stored))}, cast to the run's {str(dtype).removeprefix('torch.')}")
     if context_length > fit.config.max_position_embeddings:

@@ -41,7 +41,10 @@ class DraftModel(Protocol):
     def forward(
         self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, inputs: AttentionInputs
     ) -> DraftOutput:
-        """Run T packed pairs: input_ids int64 [T] (target ids), hidden [T, H], positions int32 [T], kv_cache [num_layers, 2, slots, nkv, hd]."""
+        """Run T packed pairs: target ids int64 [T], hidden [T, H], positions int32 [T].
+
+        kv_cache [num_layers, 2, slots, nkv, hd] is written at `inputs.out_slots`.
+        """
         ...
 
     def logits(self, head_input: torch.Tensor) -> torch.Tensor:

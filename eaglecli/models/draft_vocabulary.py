@@ -38,9 +38,11 @@ def _describe_problem(offsets: torch.Tensor, token_ids: torch.Tensor, members: t
     falling = torch.nonzero(token_ids[1:] <= token_ids[:-1]).flatten()
     if len(falling) > 0:
         entry = int(falling[0]) + 1
-        return f"d2t[{entry}] gives target id {int(token_ids[entry])} after {int(token_ids[entry - 1])}: the ids must ascend without repeats"
+        pair = f"target id {int(token_ids[entry])} after {int(token_ids[entry - 1])}"
+        return f"d2t[{entry}] gives {pair}: the ids must ascend without repeats"
     if members is not None and not torch.equal(members, token_ids):
-        return f"d2t and t2d contradict each other: t2d marks {len(members)} tokens, and they are not the {len(token_ids)} tokens of d2t"
+        counts = f"t2d marks {len(members)} tokens, and they are not the {len(token_ids)} tokens of d2t"
+        return f"d2t and t2d contradict each other: {counts}"
     return None
 
 
@@ -48,7 +50,7 @@ def _looks_like_index_map(offsets: torch.Tensor, members: torch.Tensor | None, v
     if members is not None:
         return torch.equal(members, offsets)
     ascends = bool((offsets[1:] > offsets[:-1]).all())
-    return len(offsets) > 1 and ascends and 0 <= int(offsets[0]) and int(offsets[-1]) < vocab_size
+    return len(offsets) > 1 and ascends and int(offsets[0]) >= 0 and int(offsets[-1]) < vocab_size
 
 
 def read_token_map_file(path: Path, vocab_size: int) -> torch.Tensor:
@@ -58,15 +60,18 @@ def read_token_map_file(path: Path, vocab_size: int) -> torch.Tensor:
     """
     hint = "--speculative-token-map takes a .pt file with a list or an integer tensor of target token ids"
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-        token_ids = torch.as_tensor(content)
+        token_ids = torch.as_tensor(torch.load(path, map_location="cpu", weights_only=True))
     except (OSError, RuntimeError, ValueError, TypeError, EOFError, pickle.UnpicklingError) as error:
-        raise UserError(f"token map {path} cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}", hint) from None
-    if token_ids.dim() != 1 or token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool or len(token_ids) == 0:
-        raise UserError(f"token map {path} holds a {token_ids.dtype} tensor of shape {list(token_ids.shape)}, not a list of token ids", hint)
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise UserError(f"token map {path} cannot be read: {reason}", hint) from error
+    is_integer = not (token_ids.is_floating_point() or token_ids.is_complex() or token_ids.dtype == torch.bool)
+    if token_ids.dim() != 1 or not is_integer or len(token_ids) == 0:
+        kind = f"{token_ids.dtype} tensor of shape {list(token_ids.shape)}"
+        raise UserError(f"token map {path} holds a {kind}, not a list of token ids", hint)
     token_ids = token_ids.to(torch.int64)
     if int(token_ids.min()) < 0 or int(token_ids.max()) >= vocab_size:
-        raise UserError(f"token map {path} names ids {int(token_ids.min())}..{int(token_ids.max())}, outside 0..{vocab_size - 1}", hint)
+        span = f"{int(token_ids.min())}..{int(token_ids.max())}"
+        raise UserError(f"token map {path} names ids {span}, outside 0..{vocab_size - 1}", hint)
     if len(token_ids.unique()) != len(token_ids):
         raise UserError(f"token map {path} names {len(token_ids) - len(token_ids.unique())} ids twice", hint)
     return token_ids

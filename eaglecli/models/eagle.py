@@ -46,7 +46,8 @@ class EagleDraft(nn.Module):
         def norm(wanted: bool) -> nn.Parameter | None:
             return empty_parameter(self.hidden_size, dtype=dtype, device=device) if wanted else None
 
-        self.embedding_norm, self.feature_norm, self.head_norm = norm(config.embedding_norm), norm(config.feature_norm), norm(config.head_norm)
+        self.embedding_norm, self.feature_norm = norm(config.embedding_norm), norm(config.feature_norm)
+        self.head_norm = norm(config.head_norm)
         self.fc_weight = empty_parameter(self.hidden_size, 2 * self.hidden_size, dtype=dtype, device=device)
         self.fc_bias = empty_parameter(self.hidden_size, dtype=dtype, device=device) if config.fc_bias else None
         self.layers = nn.ModuleList(

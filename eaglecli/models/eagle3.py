@@ -90,7 +90,8 @@ class Eagle3Draft(nn.Module):
         self.fc_weight = parameter(config.has_fc, self.hidden_size, num_states * state_size)
         self.fc_bias = parameter(config.fc_bias, self.hidden_size)
         self.fused_norm = parameter(config.norm_before_fc, num_states * state_size)
-        self.state_norms = nn.ParameterList(empty_parameter(state_size, dtype=dtype, device=device) for _ in range(num_states * config.fc_norm))
+        num_state_norms = num_states if config.fc_norm else 0
+        self.state_norms = nn.ParameterList(empty_parameter(state_size, dtype=dtype, device=device) for _ in range(num_state_norms))
         self.first_layer = FirstLayer(config, dtype, device)
         self.later_layers = nn.ModuleList(DecoderLayer(config.layer, dtype, device, window) for window in config.windows[1:])
         self.final_norm = empty_parameter(self.hidden_size, dtype=dtype, device=device)
@@ -100,9 +101,10 @@ class Eagle3Draft(nn.Module):
         if self.fc_weight is None:
             return features
         eps = self.config.layer.rms_norm_eps
-        if self.config.fc_norm:
+        if len(self.state_norms) > 0:
             states = features.chunk(len(self.state_norms), dim=-1)
-            features = torch.cat([rms_norm(state.contiguous(), weight, eps) for state, weight in zip(states, self.state_norms, strict=True)], dim=-1)
+            normed = [rms_norm(state.contiguous(), weight, eps) for state, weight in zip(states, self.state_norms, strict=True)]
+            features = torch.cat(normed, dim=-1)
         return norm_linear(features, self.fused_norm, eps, self.fc_weight, self.fc_bias)
 
     def forward(

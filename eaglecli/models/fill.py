@@ -4,7 +4,7 @@ A model tells which checkpoint name fills which part of its weights (`checkpoint
 every tensor used: a tensor that silently stays behind, or a weight at random values, only shows as bad output.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -37,9 +37,7 @@ def check_headers(
     may_ignore: Callable[[str], bool] = is_rotary_buffer,
 ) -> None:
     """Compare names and shapes before anything is read. Raises ModelError naming what is missing, unknown or misshapen."""
-    missing = [name for name in views if name not in headers]
-    if missing:
-        raise ModelError(f"{source} lacks {_listed(missing)}", "config.json and weights belong to different models, or a file is incomplete")
+    _refuse_missing([name for name in views if name not in headers], source)
     extra = [name for name in headers if name not in views and not may_ignore(name)]
     if extra:
         raise ModelError(f"{source} holds {_listed(extra)}, for which this architecture has no use", "check config.json")
@@ -67,9 +65,7 @@ def fill_from_tensors(
             ignored.append(name)
         else:
             raise ModelError(f"{source} holds {name}, for which this architecture has no use", "check config.json")
-    missing = [name for name in views if name not in filled]
-    if missing:
-        raise ModelError(f"{source} lacks {_listed(missing)}", "config.json and weights belong to different models, or a file is incomplete")
+    _refuse_missing([name for name in views if name not in filled], source)
     return FillReport(len(filled), tuple(ignored), tuple(dtypes))
 
 
@@ -84,16 +80,16 @@ def fill_with_noise(views: Mapping[str, torch.Tensor], seed: int = 0) -> None:
             view.normal_(0.0, _DUMMY_STD, generator=generator)
 
 
-def renamed(tensors: Iterable[tuple[str, torch.Tensor]], rename: Callable[[str], str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same tensors under other names."""
-    return ((rename(name), tensor) for name, tensor in tensors)
-
-
 def _check_tensor(name: str, shape: tuple[int, ...], dtype: torch.dtype, view: torch.Tensor, source: str) -> None:
     if shape != tuple(view.shape):
         raise ModelError(f"{source}: {name} has shape {list(shape)}, expected {list(view.shape)}", "check the sizes in config.json")
     if dtype.itemsize < 2 or not dtype.is_floating_point:
         raise ModelError(f"{source}: {name} is stored as {dtype}, which is a quantized format", "use the unquantized checkpoint")
+
+
+def _refuse_missing(names: list[str], source: str) -> None:
+    if names:
+        raise ModelError(f"{source} lacks {_listed(names)}", "config.json and weights belong to different models, or a file is incomplete")
 
 
 def _listed(names: list[str]) -> str:

@@ -87,7 +87,9 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     """The file's metadata as a config.json dict. Raises ModelError for an architecture or scaling that is not supported."""
     architecture = file.fields.get("general.architecture")
     if architecture not in _ARCHITECTURES:
-        raise ModelError(f"{file.path} has architecture {architecture!r}, which is not supported", f"supported: {', '.join(_ARCHITECTURES)}")
+        raise ModelError(
+            f"{file.path} has architecture {architecture!r}, which is not supported", f"supported: {', '.join(_ARCHITECTURES)}"
+        )
 
     def field(key: str) -> Any:
         return file.fields.get(f"{architecture}.{key}")
@@ -143,7 +145,9 @@ def _rope_scaling(file: GgufFile, field: Callable[[str], Any]) -> dict[str, Any]
     if kind in (None, "none"):
         return None
     if kind != "linear":
-        raise ModelError(f"{file.path} asks for rotary scaling {kind!r}, which is not supported in GGUF files", "use the safetensors checkpoint")
+        raise ModelError(
+            f"{file.path} asks for rotary scaling {kind!r}, which is not supported in GGUF files", "use the safetensors checkpoint"
+        )
     return {"rope_type": "linear", "factor": field("rope.scaling.factor")}
 
 

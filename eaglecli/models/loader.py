@@ -77,7 +77,8 @@ def _check_format(path: Path, load_format: LoadFormat) -> None:
 
 def _describe(config: TargetConfig, context_length: int) -> Iterator[str]:
     layer = config.layer
-    yield f"{config.family}, {config.num_layers} layers, hidden size {layer.hidden_size}, {layer.num_heads}/{layer.num_kv_heads} heads of {layer.head_dim}"
+    heads = f"{layer.num_heads}/{layer.num_kv_heads} heads of {layer.head_dim}"
+    yield f"{config.family}, {config.num_layers} layers, hidden size {layer.hidden_size}, {heads}"
     yield f"rotary {config.rope.kind}, base {config.rope.theta:g}, {context_length} positions"
     windows = [window for window in config.windows if window is not None]
     if windows:

@@ -25,7 +25,7 @@ def resolve_model_path(name: str, revision: str | None = None, local_files_only:
     if name == BUILT_IN_NAME:
         return _built_in_file()
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return _folder_or_its_gguf(path)
     if path.is_file():
         return path
@@ -70,4 +70,6 @@ def _download(name: str, revision: str | None, local_files_only: bool, patterns:
     except Exception as error:  # the hub client raises its own, HTTP and OS errors, differently in each version
         where = "the local cache" if local_files_only else "the hub or the local cache"
         first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"{name} is no local folder and could not be had from {where}: {first_line}", "check the name, or give a folder") from error
+        raise ModelError(
+            f"{name} is no local folder and could not be had from {where}: {first_line}", "check the name, or give a folder"
+        ) from error

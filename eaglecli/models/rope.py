@@ -74,7 +74,7 @@ def rope_tables(rope: RopeConfig, context_length: int, device: torch.device | st
     """Tables for positions 0 to context_length - 1. Raises ModelError when the kind cannot serve that length."""
     if rope.kind in _LENGTH_BOUND_KINDS and context_length > rope.original_context:
         raise ModelError(
-            f"rotary type {rope.kind!r} changes every angle past {rope.original_context} positions, and the run's context is {context_length}",
+            f"rotary type {rope.kind!r} changes every angle past {rope.original_context} positions; the run's context is {context_length}",
             f"use --context-length {rope.original_context} or less",
         )
     positions = torch.arange(context_length, dtype=torch.float32, device=device)
@@ -98,9 +98,7 @@ def _read_plain(config: Mapping[str, Any], parameters: Mapping[str, Any], base: 
 
 
 def _read_llama3(config: Mapping[str, Any], parameters: Mapping[str, Any], base: RopeConfig, max_position: int, source: str) -> RopeConfig:
-    factor, low, high = (
-        float(_required(parameters, key, base.kind, source)) for key in ("factor", "low_freq_factor", "high_freq_factor")
-    )
+    factor, low, high = (float(_required(parameters, key, base.kind, source)) for key in ("factor", "low_freq_factor", "high_freq_factor"))
     original = _original_context(config, parameters, max_position)
     return RopeConfig(base.head_dim, base.kind, base.theta, factor, original, low_freq_factor=low, high_freq_factor=high)
 
@@ -122,7 +120,9 @@ def _read_yarn(config: Mapping[str, Any], parameters: Mapping[str, Any], base: R
     )
 
 
-def _read_longrope(config: Mapping[str, Any], parameters: Mapping[str, Any], base: RopeConfig, max_position: int, source: str) -> RopeConfig:
+def _read_longrope(
+    config: Mapping[str, Any], parameters: Mapping[str, Any], base: RopeConfig, max_position: int, source: str
+) -> RopeConfig:
     original = _original_context(config, parameters, max_position)
     short = tuple(float(value) for value in _required(parameters, "short_factor", base.kind, source))
     if len(short) != base.head_dim // 2:

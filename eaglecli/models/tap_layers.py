@@ -46,7 +46,7 @@ def check_boundaries(boundaries: Sequence[int], num_states: int, num_target_laye
     if len(boundaries) != num_states:
         raise ModelError(
             f"{where}: fc.weight fuses {num_states} target states, but {len(boundaries)} layers are tapped ({_join(boundaries)})",
-            'name them with --draft-config-overrides \'{"tap_boundaries": [...]}\'',
+            "name them with --draft-config-overrides '{\"tap_boundaries\": [...]}'",
         )
     if min(boundaries) < 0 or max(boundaries) > num_target_layers:
         raise ModelError(

@@ -29,9 +29,7 @@ class TargetOutput:
 class TargetModel(nn.Module):
     """A Llama-family model that reads and writes the cache it is given. `own_head` False ties the head to the embedding."""
 
-    def __init__(
-        self, config: TargetConfig, dtype: torch.dtype, device: torch.device | str, context_length: int, own_head: bool
-    ) -> None:
+    def __init__(self, config: TargetConfig, dtype: torch.dtype, device: torch.device | str, context_length: int, own_head: bool) -> None:
         super().__init__()
         self.config = config
         self.dtype = dtype
@@ -40,7 +38,9 @@ class TargetModel(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config.layer, dtype, device, window) for window in config.windows)
         self.final_norm = empty_parameter(config.hidden_size, dtype=dtype, device=device)
         self.own_head = own_head
-        self.head_weight = empty_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device) if own_head else self.embed_weight
+        self.head_weight = (
+            empty_parameter(config.vocab_size, config.hidden_size, dtype=dtype, device=device) if own_head else self.embed_weight
+        )
         self.tables = rope_tables(config.rope, context_length, device)
 
     def forward(
