@@ -13,8 +13,6 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -22,8 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 from tqdm import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from benchmarks.prompt_texts import NEAR_TIE_GAP, Difference, first_difference, load_reference_tokenizer, prompt_ids, read_records
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.engine.settings import EngineSettings
@@ -31,17 +30,7 @@ from eaglecli.errors import ExitCode, UserError
 from eaglecli.models.loader import load_target
 from eaglecli.models.model_path import resolve_model_path
 
-NEAR_TIE_GAP = 1e-3
 PAGE_SIZE = 16
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where two texts part: `ours` or `theirs` is None where that text has ended."""
-
-    index: int
-    ours: int | None
-    theirs: int | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -100,34 +89,11 @@ def compare(options: argparse.Namespace) -> int:
     return int(ExitCode.CHECK_FAILED if mismatches else ExitCode.OK)
 
 
-def read_records(path: Path, limit: int | None) -> list[dict[str, Any]]:
-    """The first `limit` objects of a JSONL file. Raises UserError when there are none or one cannot be used."""
-    try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
-        records = [json.loads(line) for line in lines[:limit]]
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON lines: {error}") from error
-    if not records:
-        raise UserError(f"{path} holds no prompts")
-    for number, record in enumerate(records, start=1):
-        if not isinstance(record, dict) or not (record.get("messages") or record.get("prompt")):
-            raise UserError(f"{path}, record {number}: neither messages nor prompt")
-    return records
-
-
 def load_reference(path: Path, device: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """The same checkpoint through transformers, float32."""
     folder, options = (path.parent, {"gguf_file": path.name}) if path.suffix == ".gguf" else (path, {})
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **options).to(device).eval()
-    return model, AutoTokenizer.from_pretrained(folder, **options)
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, record: dict[str, Any]) -> list[int]:
-    """Token ids of a record; a bare prompt is one user turn where the model has a chat template."""
-    messages = record.get("messages") or [{"role": "user", "content": record["prompt"]}]
-    if tokenizer.chat_template:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
-    return tokenizer(messages[-1]["content"])["input_ids"]
+    return model, load_reference_tokenizer(path)
 
 
 def generate_ours(path: Path, prompts: list[list[int]], options: argparse.Namespace) -> tuple[list[list[int]], tuple[int, ...], float]:
@@ -160,12 +126,6 @@ def generate_reference(model: PreTrainedModel, prompt: list[int], max_new_tokens
         pad_token_id=0,
     )
     return written[0, len(prompt) :].tolist()
-
-
-def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> Difference | None:
-    """Where the texts part; None for equal ones."""
-    pairs = enumerate(zip_longest(ours, theirs))
-    return next((Difference(index, mine, other) for index, (mine, other) in pairs if mine != other), None)
 
 
 @torch.inference_mode()

@@ -18,7 +18,7 @@ from eaglecli.engine.readback import Readback, StepResult, StepRows, ended, stat
 from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted
 from eaglecli.engine.scheduler import Scheduler, Sequence
-from eaglecli.engine.settings import EngineSettings
+from eaglecli.engine.settings import EngineSettings, check_windows
 from eaglecli.models.draft_model import DraftModel
 from eaglecli.models.target import TargetModel
 
@@ -49,6 +49,8 @@ class Engine:
         self.settings = settings
         self.counts = EngineCounts()
         speculation, device, dtype = settings.speculation, target.embed_weight.device, target.dtype
+        check_windows("target", target.config.windows, speculation)
+        check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)
         self._scheduler = Scheduler(self._pool, settings.max_running_requests, speculation.lookahead, settings.chunked_prefill_size)
         self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device)

@@ -1,5 +1,6 @@
 """Settings of the engine: how far it speculates and how much it holds at once. Frozen; commands resolve them once."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from eaglecli.errors import UserError
@@ -47,6 +48,19 @@ class SpeculationSettings:
         Once is enough although one iteration may be in flight: a row's length is frozen on the device at its limit.
         """
         return max(self.num_draft_tokens, self.topk * (self.num_steps - 1))
+
+
+def check_windows(whose: str, windows: Sequence[int | None], speculation: SpeculationSettings) -> None:
+    """Refuse a tree that does not fit into a sliding window: its nodes see all their ancestors, see kernels/attention_inputs.py.
+
+    `windows` are a model's, one a layer, None = no window. Raises UserError.
+    """
+    narrowest = min((window for window in windows if window is not None), default=None)
+    if narrowest is not None and speculation.num_steps >= max(narrowest, 1):
+        raise UserError(
+            f"--speculative-num-steps {speculation.num_steps} is too deep for the {whose}'s sliding window of {narrowest} tokens",
+            f"use --speculative-num-steps {narrowest - 1} or less" if narrowest > 1 else "use plain decoding: --draft none",
+        )
 
 
 PLAIN = SpeculationSettings(num_steps=0, topk=1, num_draft_tokens=1)

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202 - Triton infers the types of a kernel's arguments
 """Attention of packed queries over slots of the cache: ragged prefill and extend, draft steps, tree verify.
 
 Which keys a query sees is told by `AttentionInputs`. Keys are read through the slot table after the store of the current
@@ -11,6 +12,8 @@ position 0. With few programs the keys of a row are split over several; a second
 a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
 Source: Dao, "FlashAttention-2" (running softmax) and Dao et al., "Flash-Decoding" (split over keys); numbering our own.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -30,7 +33,7 @@ _LOG2_E = 1.4426950408889634
 @triton.jit
 def _attend_block(
     q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position, key, first_key, end_key, prefix_len,
-    scale_log2, mask_width, window, kv_head,
+    scale_log2, mask_query_stride, window, kv_head,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, IN_TAIL: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: the running softmax state (sums, maximum, total) after it.
@@ -41,27 +44,24 @@ def _attend_block(
     used = (key >= first_key) & (key < end_key)
     slot = tl.load(table_ptr + key, mask=used, other=0).to(tl.int64)
     place = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + column[None, :]
-    inside = used[:, None] & (column < HEAD_DIM)[None, :]
-    keys = tl.load(k_cache_ptr + place, mask=inside, other=0.0)
-    values = tl.load(v_cache_ptr + place, mask=inside, other=0.0)
+    in_head = (column < HEAD_DIM)[None, :]
+    keys = tl.load(k_cache_ptr + place, mask=used[:, None] & in_head, other=0.0)
     scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
     visible = exists[:, None] & used[None, :]
-    recent = visible
-    if HAS_WINDOW:
-        recent = visible & (key[None, :] > position[:, None] - window)
-    if IN_TAIL:
+    if IN_TAIL and mask_ptr is not None:
         tail = key - prefix_len
-        if mask_ptr is None:
-            visible = recent & (tail[None, :] <= query[:, None])
-        else:
-            in_tail = visible & (tail >= 0)[None, :]
-            allowed = tl.load(mask_ptr + query[:, None] * mask_width + tail[None, :], mask=in_tail, other=0) != 0
-            visible = tl.where((tail >= 0)[None, :], allowed, recent)
-            # a slot that no query of the tile sees may hold NaN, and 0 * NaN is NaN
-            seen = tl.max(visible.to(tl.int32), 0) > 0
-            values = tl.where(seen[:, None], values, 0.0)
+        in_tail = visible & (tail >= 0)[None, :]
+        allowed = tl.load(mask_ptr + query[:, None] * mask_query_stride + tail[None, :], mask=in_tail, other=0) != 0
+        if HAS_WINDOW:
+            visible = visible & (key[None, :] > position[:, None] - window)
+        visible = tl.where((tail >= 0)[None, :], allowed, visible)
+        used = tl.max(visible.to(tl.int32), 0) > 0  # a slot that no query of the tile sees may hold NaN, and 0 * NaN is NaN
     else:
-        visible = recent
+        if HAS_WINDOW:
+            visible = visible & (key[None, :] > position[:, None] - window)
+        if IN_TAIL:
+            visible = visible & (key[None, :] - prefix_len <= query[:, None])
+    values = tl.load(v_cache_ptr + place, mask=used[:, None] & in_head, other=0.0)
     scores = tl.where(visible, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))
     shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -73,28 +73,34 @@ def _attend_block(
 
 
 @triton.jit
-def _zero_unowned(out_ptr, first, num_tokens, NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):
+def _zero_unowned(
+    out_ptr, first, num_tokens,
+    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
     """Zero the packed queries first .. num_tokens, which belong to no row; every program of the grid's first axis takes some."""
     column = tl.arange(0, BLOCK_D)
     head = tl.program_id(1)
     for start in range(first + tl.program_id(0) * BLOCK_M, num_tokens, tl.num_programs(0) * BLOCK_M):
         token = start + tl.arange(0, BLOCK_M)
+        mask = (token < num_tokens)[:, None] & (column < HEAD_DIM)[None, :]
         for head_index in range(head, NUM_HEADS, tl.num_programs(1)):
             place = (token.to(tl.int64) * NUM_HEADS + head_index)[:, None] * HEAD_DIM + column[None, :]
-            tl.store(out_ptr + place, tl.zeros((BLOCK_M, BLOCK_D), tl.float32), mask=(token < num_tokens)[:, None] & (column < HEAD_DIM)[None, :])
+            tl.store(out_ptr + place, tl.zeros((BLOCK_M, BLOCK_D), tl.float32), mask=mask)
 
 
 # an integer argument is compiled anew for 1 and for multiples of 16 unless named here: a graph size must not cost a compilation
 @triton.jit(
     do_not_specialize=[
-        "batch", "num_tokens", "table_width", "mask_queries", "mask_width", "window", "num_splits", "min_split_keys",
+        "batch", "num_tokens", "table_width", "mask_row_stride", "mask_query_stride", "mask_width", "window",
+        "num_splits", "min_split_keys",
     ]
 )  # fmt: skip
 def _attention_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, out_ptr, log_total_ptr, rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, positions_ptr, mask_ptr,
-    scale_log2, batch, num_tokens, table_width, mask_queries, mask_width, window, num_splits, min_split_keys,
+    scale_log2, batch, num_tokens, table_width, mask_row_stride, mask_query_stride, mask_width, window, num_splits, min_split_keys,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr, TAIL_STAGES: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of packed queries, split * NUM_KV_HEADS + key head, row); row number `batch` zeroes what belongs to no row.
 
@@ -131,7 +137,7 @@ def _attention_kernel(
         num_keys = prefix_len + last_query + 1
     else:
         num_keys = prefix_len + mask_width
-        mask_ptr += row.to(tl.int64) * mask_queries * mask_width
+        mask_ptr += row.to(tl.int64) * mask_row_stride
     num_keys = tl.minimum(num_keys, table_width)
     first_key = 0
     position = query
@@ -152,13 +158,14 @@ def _attention_kernel(
     for start in range(begin, prefix_end, BLOCK_N):
         sums, maximum, total = _attend_block(
             q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position,
-            start + tl.arange(0, BLOCK_N), first_key, prefix_end, prefix_len, scale_log2, mask_width, window, kv_head,
+            start + tl.arange(0, BLOCK_N), first_key, prefix_end, prefix_len, scale_log2, mask_query_stride, window, kv_head,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, False,
         )  # fmt: skip
-    for start in range(tl.maximum(begin, prefix_end), end, BLOCK_N):
+    # a masked tail is a block or two: not worth the shared memory of a pipeline
+    for start in tl.range(tl.maximum(begin, prefix_end), end, BLOCK_N, num_stages=TAIL_STAGES):
         sums, maximum, total = _attend_block(
             q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position,
-            start + tl.arange(0, BLOCK_N), first_key, end, prefix_len, scale_log2, mask_width, window, kv_head,
+            start + tl.arange(0, BLOCK_N), first_key, end, prefix_len, scale_log2, mask_query_stride, window, kv_head,
             NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, True,
         )  # fmt: skip
 
@@ -199,6 +206,26 @@ def _merge_kernel(
     tl.store(out_ptr + place * HEAD_DIM + column, result, mask=column < HEAD_DIM)
 
 
+@dataclass(frozen=True)
+class AttentionTile:
+    """What one program computes: block_queries (packed queries x heads of a group) x block_keys at a time."""
+
+    block_queries: int
+    block_keys: int
+    num_warps: int
+    num_stages: int
+
+
+def choose_tile(packed_rows: int, is_masked: bool, is_wide: bool) -> AttentionTile:
+    """The tile for this many packed rows. float32 has no matrix unit and masks take registers: their tiles are smaller."""
+    if is_wide:
+        return AttentionTile(16, 32, 4, 2)
+    block_queries = max(16, min(triton.next_power_of_2(packed_rows), 64 if is_masked else 128))
+    num_warps = 8 if block_queries >= (32 if is_masked else 128) else 4
+    # two loads follow one another, slots then keys: five stages keep two blocks of keys on their way, three keep one
+    return AttentionTile(block_queries, 64, num_warps, 5 if block_queries <= 32 else 3)
+
+
 def choose_num_splits(num_programs: int, max_keys: int, block_keys: int) -> int:
     """Over how many programs the keys of a row are split, from host bounds: num_programs run without a split, max_keys is a row's bound."""
     num_blocks = triton.cdiv(max_keys, block_keys)
@@ -213,9 +240,9 @@ def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs
     if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()) or k_cache.shape[2] != q.shape[2]:
         raise ValueError(f"attention needs two contiguous caches [slots, nkv, {q.shape[2]}], got {k_cache.shape} and {v_cache.shape}")
     if q.shape[1] % k_cache.shape[1] or k_cache.dtype != q.dtype or v_cache.dtype != q.dtype:
-        raise ValueError(f"attention needs whole groups and one dtype, got {q.shape[1]} heads over {k_cache.shape[1]}, {q.dtype}, {k_cache.dtype}")
-    if not inputs.slot_table.is_contiguous() or (inputs.tail_mask is not None and not inputs.tail_mask.is_contiguous()):
-        raise ValueError("attention needs a contiguous slot table and tail mask")
+        raise ValueError(f"attention needs whole groups and one dtype, got {q.shape}, {k_cache.shape}, {q.dtype}, {k_cache.dtype}")
+    if not inputs.slot_table.is_contiguous() or (inputs.tail_mask is not None and inputs.tail_mask.stride(2) != 1):
+        raise ValueError("attention needs a contiguous slot table and a tail mask of contiguous lines")
     if inputs.tail_mask is not None and inputs.tail_mask.shape[1] < inputs.max_query_len:
         raise ValueError(f"the tail mask has {inputs.tail_mask.shape[1]} queries, rows may have {inputs.max_query_len}")
 
@@ -229,11 +256,13 @@ def attention_triton(
     window: int | None,
     num_splits: int | None = None,
     min_split_keys: int = 0,
+    tile: AttentionTile | None = None,
 ) -> torch.Tensor:
     """One launch, or two when the keys are split; [T, nh * hd]. ValueError when a shape, stride or dtype is not as `attention` says.
 
-    num_splits None chooses it from the host bounds. A caller that needs a row's numbers independent of the other rows and of the
-    bounds gives min_split_keys, a multiple of 64, and num_splits >= keys / min_split_keys: splits then are min_split_keys long, always.
+    num_splits and tile None choose them from the host bounds. A caller that needs a row's numbers independent of the other rows and of the
+    bounds gives a tile, min_split_keys (a multiple of its block_keys) and num_splits >= keys / min_split_keys: splits then are
+    min_split_keys long, always.
     """
     _check(q, k_cache, v_cache, inputs)
     num_tokens, num_heads, head_dim = q.shape
@@ -243,14 +272,14 @@ def attention_triton(
         return out
     batch = inputs.rows.shape[0]
     packed_rows = inputs.max_query_len * (num_heads // num_kv_heads)
-    is_wide = q.dtype not in (torch.bfloat16, torch.float16)
-    block_queries, block_keys = choose_blocks(packed_rows, is_wide)
-    num_tiles = triton.cdiv(packed_rows, block_queries)
     mask = inputs.tail_mask
+    if tile is None:
+        tile = choose_tile(packed_rows, mask is not None, q.dtype not in (torch.bfloat16, torch.float16))
+    num_tiles = triton.cdiv(packed_rows, tile.block_queries)
     tail_width = inputs.max_query_len if mask is None else mask.shape[2]
     if num_splits is None:
         max_keys = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
-        num_splits = choose_num_splits(batch * num_kv_heads * num_tiles, max_keys, block_keys)
+        num_splits = choose_num_splits(batch * num_kv_heads * num_tiles, max_keys, tile.block_keys)
     is_split = num_splits > 1
     partial, log_total = out, None
     if is_split:
@@ -261,9 +290,10 @@ def attention_triton(
     _attention_kernel[(num_tiles, num_kv_heads * num_splits, batch + (not is_split))](
         q, k_cache, v_cache, partial, log_total, inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table,
         inputs.positions, None if mask is None else mask.view(torch.uint8), scale * _LOG2_E, batch, num_tokens,
-        inputs.slot_table.shape[1], 0 if mask is None else mask.shape[1], tail_width, window or 0, num_splits, min_split_keys,
-        NUM_KV_HEADS=num_kv_heads, **shape, BLOCK_M=block_queries, BLOCK_N=block_keys, HAS_WINDOW=window is not None, IS_SPLIT=is_split,
-        num_warps=8 if block_queries == 128 else 4, num_stages=2 if is_wide else 3, **options,
+        inputs.slot_table.shape[1], *((0, 0) if mask is None else mask.stride()[:2]), tail_width, window or 0, num_splits, min_split_keys,
+        NUM_KV_HEADS=num_kv_heads, **shape, BLOCK_M=tile.block_queries, BLOCK_N=tile.block_keys, HAS_WINDOW=window is not None,
+        IS_SPLIT=is_split, TAIL_STAGES=tile.num_stages if mask is None else 1,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **options,
     )  # fmt: skip
     if is_split:
         _merge_kernel[(num_tokens, num_heads)](
@@ -271,14 +301,6 @@ def attention_triton(
             **shape, BLOCK_S=triton.next_power_of_2(num_splits), num_warps=4, **options,
         )  # fmt: skip
     return out
-
-
-def choose_blocks(packed_rows: int, is_wide: bool) -> tuple[int, int]:
-    """(queries x heads of a group, keys) of one program; float32 has no matrix unit, its tiles must stay in registers."""
-    if is_wide:
-        return 16, 32
-    return max(16, min(triton.next_power_of_2(packed_rows), 128)), 64
-
 
 
 def _visible_keys(inputs: AttentionInputs, query_index: torch.Tensor, num_columns: int, window: int | None) -> torch.Tensor:

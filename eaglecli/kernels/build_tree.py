@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton infers the types of a kernel's arguments
 """The draft tree: grown level by level from the best beams, then cut to the best nodes (EAGLE-2, Li et al., EMNLP 2024).
 
 Pool index of a candidate: level 0 has 0 .. K-1; level l >= 1 has K + K*K*(l-1) + row*K + child, where `row` is the beam it
@@ -192,7 +193,8 @@ def select_nodes_triton(
         _select_nodes_kernel[(num_rows,)](
             pool_score, pool_token, pool_parent, root_token, out.tokens, out.parents, out.depths, out.ancestor_mask,
             NUM_POOL=num_pool, POOL_BLOCK=triton.next_power_of_2(num_pool),
-            NUM_NODES=num_draft_tokens, NODE_BLOCK=triton.next_power_of_2(num_draft_tokens), TILE=_TILE,
+            NUM_NODES=num_draft_tokens, NODE_BLOCK=triton.next_power_of_2(num_draft_tokens),
+            TILE=_TILE, num_warps=4 if num_pool <= 256 else 16,
         )  # fmt: skip
     return out
 
@@ -202,7 +204,7 @@ def expand_beams_reference(
 ) -> BeamExpansion:
     """See `expand_beams`."""
     _check_beams(level, beam_score, child_log_q, child_token, child_parent_pool)
-    num_rows, topk = beam_score.shape
+    topk = beam_score.shape[1]
     score = (beam_score[:, :, None] + child_log_q).flatten(1)
     token = child_token.flatten(1)
     parent = child_parent_pool[:, :, None].expand(-1, -1, topk).flatten(1)

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton infers the types of a kernel's arguments
 """Choose one token per row of target logits: the one rule of greedy and sampled decoding, drafts or not.
 
 Greedy rows (temperature 0) take the arg-max. Sampled rows take, with z = (logits - row maximum) / temperature,
@@ -98,8 +99,9 @@ def _shortest_prefix(
     digit = tl.arange(0, 1 << DIGIT_BITS)
     found = tl.full([], 0, tl.uint32)
     above = 0.0  # measure strictly above the equal logits; right after the last digit
-    for shift in tl.static_range(KEY_BITS - DIGIT_BITS, -1, -DIGIT_BITS):
-        candidate = found | (digit.to(tl.uint32) << shift)
+    unit = tl.full([], 1 << (KEY_BITS - DIGIT_BITS), tl.uint32)  # what one more of the current digit adds to a key
+    for _ in range(KEY_BITS // DIGIT_BITS):
+        candidate = found + digit.to(tl.uint32) * unit
         measure = tl.zeros([BLOCK, 1 << DIGIT_BITS], tl.float32)
         for first in range(0, vocab_size, BLOCK):
             column = first + tl.arange(0, BLOCK)
@@ -113,10 +115,11 @@ def _shortest_prefix(
         best = tl.max(tl.where((at_or_above >= needed) | (digit == 0), digit, 0), axis=0)
         if best < (1 << DIGIT_BITS) - 1:
             above = tl.sum(tl.where(digit == best + 1, at_or_above, 0.0), axis=0)
-        found = found | (best.to(tl.uint32) << shift)
+        found += best.to(tl.uint32) * unit
+        unit = unit >> DIGIT_BITS
     # Of the equal logits keep as many as the rest of the need takes, at least one.
     num_seen = 0
-    last_id = vocab_size
+    last_id = tl.where(found == cut_key, cut_id, vocab_size)
     for first in range(0, vocab_size, BLOCK):
         column = first + tl.arange(0, BLOCK)
         x = _load_scores(logits_ptr, column, vocab_size)
@@ -139,7 +142,7 @@ def _row_maximum(logits_ptr, vocab_size, BLOCK: tl.constexpr):
     for first in range(0, vocab_size, BLOCK):
         column = first + tl.arange(0, BLOCK)
         x = _load_scores(logits_ptr, column, vocab_size)
-        num_bad += ((x != x) | (x == float("inf"))).to(tl.int32)
+        num_bad += tl.where(x < float("inf"), 0, 1)  # NaN compares false
         better = x > best
         best = tl.where(better, x, best)
         best_id = tl.where(better, column, best_id)
@@ -160,7 +163,7 @@ def _noisy_maximum(
         column = first + tl.arange(0, BLOCK)
         x = _load_scores(logits_ptr, column, vocab_size)
         z = (x - row_max) / temperature
-        kept = (column < vocab_size) & _is_within(_order_key(x, KEY_BITS), column, cut_key, cut_id) & (tl.exp(z) >= min_p)
+        kept = (column < vocab_size) & _is_within(_order_key(x, KEY_BITS), column, cut_key, cut_id) & (tl.exp(z) >= tl.minimum(min_p, 1.0))
         if tl.max(kept.to(tl.int32), axis=0) > 0:  # filters empty most blocks; their noise need not be made
             noisy = tl.where(kept, z + gumbel_of_range(seed, sample, position, first, BLOCK), float("-inf"))
             better = noisy > best
@@ -189,7 +192,8 @@ def _choose_tokens_kernel(
             )  # fmt: skip
         top_p = tl.load(top_p_ptr + row)
         if top_p < 1.0:
-            needed = top_p * _measure(logits_ptr, vocab_size, row_max, temperature, cut_key, cut_id, KEY_BITS, BLOCK)
+            total = _measure(logits_ptr, vocab_size, row_max, temperature, cut_key, cut_id, KEY_BITS, BLOCK)
+            needed = tl.maximum(top_p * total, 1e-30)  # above zero: at least one token is kept
             cut_key, cut_id = _shortest_prefix(
                 logits_ptr, vocab_size, row_max, temperature, needed, cut_key, cut_id,
                 True, KEY_BITS, DIGIT_BITS, FILTER_BLOCK,
@@ -232,7 +236,7 @@ def _keep_filtered(scores: torch.Tensor, z: torch.Tensor, sampling: SamplingTens
     total = weight.sum(dim=-1, keepdim=True, dtype=torch.float64).to(torch.float32)
     top_p = sampling.top_p[:, None]
     keep &= (top_p >= 1.0) | (rank == 0) | (before.to(torch.float32) < top_p * total)
-    keep &= torch.exp(sorted_z) >= sampling.min_p[:, None]
+    keep &= torch.exp(sorted_z) >= sampling.min_p[:, None].clamp_max(1.0)
     return torch.zeros_like(keep).scatter_(1, order, keep)
 
 

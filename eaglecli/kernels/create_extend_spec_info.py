@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton infers the types of a kernel's arguments
 """The draft's extend input after verification: the accepted runs of all rows, packed without padding (SGLang#6987).
 
 Row b contributes extend_lens[b] tokens (accepted drafts + 1; 0 when finished or padding). Its token j has

@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton infers the types of a kernel's arguments
 """The k tokens a draft proposes after each row, with their log-probabilities.
 
 Greedy rows propose the k most probable tokens. Sampled rows propose the k largest of (logit - maximum) / temperature + G with
@@ -38,7 +39,7 @@ class DraftCandidates:
 def _load_scores(logits_ptr, column, num_valid):
     """float32 scores without NaN and +inf; -inf where there is no token."""
     x = tl.load(logits_ptr + column, mask=column < num_valid, other=float("-inf")).to(tl.float32)
-    return tl.minimum(tl.where(x == x, x, float("-inf")), _LARGEST_FLOAT32)
+    return tl.minimum(tl.where(x <= float("inf"), x, float("-inf")), _LARGEST_FLOAT32)
 
 
 @triton.jit

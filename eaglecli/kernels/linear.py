@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202 - Triton infers the types of a kernel's arguments
 """Products with a weight matrix, and what surrounds them in a Llama layer.
 
 - `linear(x[T,I], weight[O,I], bias[O]|None) -> [T,O]`

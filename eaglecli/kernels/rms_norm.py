@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202 - Triton infers the types of a kernel's arguments
 """Root-mean-square normalisation of rows.
 
     y = x / sqrt(mean(x^2) + eps) * weight

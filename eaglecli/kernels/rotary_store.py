@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202 - Triton infers the types of a kernel's arguments
 """Per-head norm, rotary embedding and cache store of one layer's queries, keys and values.
 
 qkv [T, (nh + 2 * nkv) * hd] holds the query heads, the key heads, then the value heads of every token.

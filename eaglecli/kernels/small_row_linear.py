@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN202 - Triton infers the types of a kernel's arguments
 """Matrix products of a few rows (a decoding step, a tree) with what surrounds them in one launch.
 
     y = norm(x) @ weight^T + bias          x [T, K], weight [N, K]
@@ -36,6 +37,9 @@ class LinearTile:
 
 
 ROW_INVARIANT_TILE = LinearTile(16, 32, 128, 4, 4)
+
+# (1, 8 or 64 rows, outputs, inputs, gate and up) -> the fastest bfloat16 tile on an H200, lines by benchmarks/bench_kernels_model.py
+MEASURED_TILES: dict[tuple[int, int, int, bool], LinearTile] = {}
 
 
 @triton.jit
@@ -168,9 +172,15 @@ def choose_tile(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool,
     """The tile of a shape. num_outputs counts the outputs written, half the weight's rows for gate and up."""
     if dtype not in (torch.bfloat16, torch.float16):
         return _wide_tile(num_rows, num_inputs)
-    weights_per_output = num_inputs * (2 if gate_up else 1)
+    row_bucket = 1 if num_rows == 1 else 8 if num_rows <= 16 else 64
+    measured = MEASURED_TILES.get((row_bucket, num_outputs, num_inputs, gate_up))
+    return measured or _estimated_tile(num_rows, num_outputs, num_inputs, gate_up)
+
+
+def _estimated_tile(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool) -> LinearTile:
     if num_rows == 1:
-        return _vector_tile(num_outputs, num_inputs, weights_per_output)
+        block_outputs = (4 if num_outputs < 8192 else 8) // (2 if gate_up else 1)
+        return LinearTile(0, block_outputs, min(1024, triton.next_power_of_2(num_inputs)), 4, 1)
     block_rows = max(16, triton.next_power_of_2(min(num_rows, MAX_ROWS)))
     block_inputs = 64 if num_inputs <= 1024 else 128
     # enough programs for two on each of ~132 multiprocessors, else the smallest tile of the matrix unit
@@ -178,13 +188,6 @@ def choose_tile(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool,
     while block_outputs < (32 if gate_up else 64) and num_outputs >= 264 * 2 * block_outputs:
         block_outputs *= 2
     return LinearTile(block_rows, block_outputs, block_inputs, 4, 4)
-
-
-def _vector_tile(num_outputs: int, num_inputs: int, weights_per_output: int) -> LinearTile:
-    block_inputs = min(1024, triton.next_power_of_2(num_inputs))
-    pairs = weights_per_output // num_inputs
-    block_outputs = (4 if num_outputs < 8192 else 8) // pairs
-    return LinearTile(0, block_outputs, block_inputs, 4, 1)
 
 
 def _wide_tile(num_rows: int, num_inputs: int) -> LinearTile:
@@ -198,7 +201,7 @@ def _check(
     x: torch.Tensor, norm_weight: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None
 ) -> None:
     if x.dim() != 2 or x.stride(1) != 1 or weight.dim() != 2 or not weight.is_contiguous() or weight.shape[1] != x.shape[1]:
-        raise ValueError(f"a linear needs x [T, K] with contiguous columns and a contiguous weight [N, K], got {x.shape} and {weight.shape}")
+        raise ValueError(f"a linear needs x [T, K] of contiguous columns and a contiguous weight [N, K], got {x.shape}, {weight.shape}")
     for name, vector, size in (("norm_weight", norm_weight, weight.shape[1]), ("bias", bias, weight.shape[0])):
         if vector is not None and (vector.shape != (size,) or not vector.is_contiguous()):
             raise ValueError(f"{name} must be a contiguous vector of {size}, got {tuple(vector.shape)}")

@@ -124,7 +124,7 @@ def build_draft_config(
     _check_target_width(settings, target)
     layer = _layer_config(settings, layout, shapes)
     present = layout.file_names
-    max_position = int(settings.values.get("max_position_embeddings") or _DEFAULT_MAX_POSITION)
+    max_position = optional_size(settings, "max_position_embeddings") or _DEFAULT_MAX_POSITION
     return DraftConfig(
         algorithm=layout.algorithm,
         layer=layer,
@@ -144,6 +144,11 @@ def build_draft_config(
         norm_before_residual=_flag(settings, "norm_before_residual"),
         norm_output=_flag(settings, "norm_output"),
     )
+
+
+def optional_size(settings: DraftSettings, key: str) -> int | None:
+    """A size of the config, None when it is absent. Raises ModelError when it is not a positive whole number."""
+    return None if settings.values.get(key) is None else positive_integer(settings, key)
 
 
 def positive_integer(settings: DraftSettings, key: str) -> int:
@@ -240,17 +245,17 @@ def _check_target_width(settings: DraftSettings, target: TargetConfig) -> None:
 def _layer_config(settings: DraftSettings, layout: DraftLayout, shapes: Mapping[str, tuple[int, ...]]) -> LayerConfig:
     """Sizes from the config, optional parts and the MLP width from the tensors (some configs carry another MLP's width)."""
     hidden_size, num_heads = positive_integer(settings, "hidden_size"), positive_integer(settings, "num_attention_heads")
-    num_kv_heads = settings.values.get("num_key_value_heads") or num_heads
+    num_kv_heads = optional_size(settings, "num_key_value_heads") or num_heads
     if num_heads % num_kv_heads:
         raise ModelError(f"{settings.source} has {num_heads} attention heads, not a multiple of its {num_kv_heads} key-value heads")
     gate_shape = shapes.get("layers.0.mlp.gate_proj.weight")
     present = layout.file_names
     return LayerConfig(
         hidden_size=hidden_size,
-        intermediate_size=positive_integer(settings, "intermediate_size") if gate_shape is None else gate_shape[0],
+        intermediate_size=gate_shape[0] if gate_shape else positive_integer(settings, "intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
-        head_dim=int(settings.values.get("head_dim") or hidden_size // num_heads),
+        head_dim=optional_size(settings, "head_dim") or hidden_size // num_heads,
         rms_norm_eps=float(settings.values.get("rms_norm_eps") or 1e-6),
         qkv_bias=any(name in present for name in _QKV_BIASES),
         o_bias="layers.0.self_attn.o_proj.bias" in present,
@@ -261,7 +266,7 @@ def _layer_config(settings: DraftSettings, layout: DraftLayout, shapes: Mapping[
 
 def _windows(settings: DraftSettings, num_layers: int) -> tuple[int | None, ...]:
     """Only speculators trains drafts with a window; other configs carry the key as a copy of the target's."""
-    window = settings.values.get("sliding_window")
+    window = optional_size(settings, "sliding_window")
     if not settings.is_speculators or window is None or settings.values.get("use_sliding_window") is False:
         return (None,) * num_layers
     layer_types = settings.values.get("layer_types")
@@ -289,7 +294,7 @@ def _tap_layers(settings: DraftSettings, layout: DraftLayout, shapes: Mapping[st
     if chosen is not None:
         check_boundaries(chosen, num_states, target.num_layers, "--draft-config-overrides")
         return TapLayers(tuple(chosen), "--draft-config-overrides")
-    claimed = settings.values.get("num_aux_hidden_states")
+    claimed = optional_size(settings, "num_aux_hidden_states")
     if claimed is not None and claimed != num_states:
         raise ModelError(f"{settings.source} says num_aux_hidden_states is {claimed}, but {name} fuses {num_states} states")
     ids = settings.values.get("eagle_aux_hidden_state_layer_ids")

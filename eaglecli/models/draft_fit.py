@@ -15,7 +15,7 @@ import torch
 
 from eaglecli.errors import ModelError, UserError
 from eaglecli.models.config import TargetConfig
-from eaglecli.models.draft_config import DraftConfig, build_draft_config
+from eaglecli.models.draft_config import DraftConfig, build_draft_config, optional_size
 from eaglecli.models.draft_description import DraftDescription, read_draft_description
 from eaglecli.models.draft_layout import ALGORITHM_TITLES, Algorithm
 from eaglecli.models.draft_model import DraftModel
@@ -105,8 +105,9 @@ def _check_feature_width(draft: DraftDescription, config: DraftConfig) -> None:
     """Without a fusion layer the target's hidden state is used as it is, so the widths must be equal."""
     if (config.algorithm == "EAGLE" or not config.has_fc) and config.layer.hidden_size != config.target_hidden_size:
         name = "fc.weight" if config.algorithm == "EAGLE" else "layers.0.hidden_norm.weight"
+        made_for, expected = config.layer.hidden_size, config.target_hidden_size
         raise ModelError(
-            f"{draft.layout.spell(name)} is made for hidden size {config.layer.hidden_size}, expected the target's {config.target_hidden_size}",
+            f"{draft.layout.spell(name)} is made for hidden size {made_for}, expected the target's {expected}",
             "this draft was made for another target",
         )
 
@@ -146,13 +147,13 @@ def _check_vocabulary(draft: DraftDescription, config: DraftConfig, target: Targ
     if not has_offsets and head_rows is not None:
         _check_rows(draft, "lm_head.weight", head_rows, target.vocab_size)
     _check_claimed_draft_vocabulary(draft, target, token_map if has_offsets else None)
-    claimed = draft.settings.values.get("vocab_size")
+    claimed = optional_size(draft.settings, "vocab_size")
     if claimed is not None and embedding_rows is None and (head_rows is None or has_offsets):
         _check_claimed_vocabulary(draft, claimed, target.vocab_size, has_offsets)
 
 
 def _rows(draft: DraftDescription, name: str) -> int | None:
-    return draft.shapes[name][0] if name in draft.shapes else None
+    return next(iter(draft.shapes[name]), 0) if name in draft.shapes else None
 
 
 def _check_rows(draft: DraftDescription, name: str, found: int, expected: int) -> None:
@@ -181,7 +182,7 @@ def _check_claimed_vocabulary(draft: DraftDescription, claimed: int, expected: i
 
 def _check_claimed_draft_vocabulary(draft: DraftDescription, target: TargetConfig, token_map: torch.Tensor | None) -> None:
     for key in ("draft_vocab_size", "truncated_vocab_size"):
-        claimed = draft.settings.values.get(key)
+        claimed = optional_size(draft.settings, key)
         if claimed is None or draft.layout.algorithm == "EAGLE":
             continue
         if token_map is not None and claimed != len(token_map):
@@ -223,12 +224,17 @@ def _check_tensors(draft: DraftDescription, config: DraftConfig) -> None:
     expected = {name: tuple(view.shape) for name, view in shape_only_model(config).checkpoint_views().items()}
     for name in ("embed_tokens.weight", "lm_head.weight"):
         if name in draft.shapes:
-            expected[name] = (draft.shapes[name][0], hidden_size)
+            expected[name] = (_rows(draft, name) or 0, hidden_size)
     for name, shape in expected.items():
         if name not in draft.shapes:
             raise ModelError(f"{draft.path}: tensor {draft.layout.spell(name)} {list(shape)} is missing from the draft")
         if draft.shapes[name] != shape:
             raise ModelError(f"{draft.layout.spell(name)}: expected shape {list(shape)}, found {list(draft.shapes[name])} ({draft.path})")
+        if not draft.dtypes[name].is_floating_point or draft.dtypes[name].itemsize < 2:
+            raise ModelError(
+                f"{draft.layout.spell(name)} is stored as {draft.dtypes[name]}, expected an unquantized floating type ({draft.path})",
+                "use the unquantized draft",
+            )
     unused = [draft.layout.spell(name) for name in draft.shapes if name not in expected and name not in _FREE_TENSORS]
     if unused:
         kind = ALGORITHM_TITLES[config.algorithm]

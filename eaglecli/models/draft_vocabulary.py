@@ -19,6 +19,8 @@ def token_map_from_offsets(d2t: torch.Tensor, t2d: torch.Tensor | None, vocab_si
     d2t holds Vd integer offsets; t2d, where the file has one, marks the members of the draft vocabulary.
     Raises ModelError when the table cannot be a map of offsets or when the two tables contradict each other.
     """
+    if d2t.is_floating_point() or d2t.dtype == torch.bool:
+        raise ModelError(f"{where}: d2t is stored as {d2t.dtype}, expected whole numbers")
     offsets = d2t.to(torch.int64).flatten()
     token_ids = offsets + torch.arange(len(offsets))
     members = None if t2d is None else torch.nonzero(t2d.flatten()).flatten()

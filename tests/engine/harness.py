@@ -1,6 +1,6 @@
 """Runs the engine on fixture pairs, with every invariant checked after every completion."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,12 +64,48 @@ def run(engine: Engine, requests: Iterable[Request]) -> dict[object, Completion]
     return completions
 
 
+def run_watched(engine: Engine, requests: Iterable[Request], watch: Callable[[Engine], None]) -> dict[object, Completion]:
+    """All completions by key, with all requests queued at the start and `watch` called between steps."""
+    completions = {}
+    for request in requests:
+        engine.add(request)
+    while not engine.is_idle:
+        completions |= {completion.request.key: completion for completion in engine.step()}
+        engine.check()
+        watch(engine)
+    return completions
+
+
 def texts(completions: dict[object, Completion]) -> dict[object, tuple[list[int], str]]:
     return {key: (completion.output_ids.tolist(), completion.finish_reason) for key, completion in completions.items()}
 
 
 def accept_lists(completions: dict[object, Completion]) -> dict[object, list[int]]:
     return {key: completion.accept_counts.tolist() for key, completion in completions.items()}
+
+
+def outcomes(completions: dict[object, Completion]) -> dict[object, tuple[list[int], str, list[int]]]:
+    """Tokens, finish reason and accept list."""
+    return {key: (c.output_ids.tolist(), c.finish_reason, c.accept_counts.tolist()) for key, c in completions.items()}
+
+
+def accept_length(completions: dict[object, Completion]) -> float:
+    """Mean tokens of a verify step: accepted drafts and one more."""
+    return 1 + sum(c.num_accepted_drafts for c in completions.values()) / sum(c.num_verify_steps for c in completions.values())
+
+
+def draft_dir(pair: LoadedPair) -> Path:
+    return pair.draft.fit.description.path
+
+
+def requests_of(prompts: Iterable[Sequence[int] | np.ndarray], max_new_tokens: int, **sampling: object) -> list[Request]:
+    """A request for each prompt, keyed by its number, all with the same settings."""
+    settings = SamplingParams(max_new_tokens=max_new_tokens, **sampling)
+    return [Request(key, np.asarray(prompt, np.int32), settings) for key, prompt in enumerate(prompts)]
+
+
+def random_prompts(lengths: Iterable[int], seed: int = 0) -> list[np.ndarray]:
+    return [random_prompt(length, seed + number) for number, length in enumerate(lengths)]
 
 
 def mixed_requests(

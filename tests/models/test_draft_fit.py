@@ -209,6 +209,14 @@ REFUSED: dict[str, tuple[Callable[..., LoadedDraft], dict[str, Any], dict[str, A
     ),
     "activation": (load_eagle, {}, {"hidden_act": "gelu"}, "hidden_act 'gelu'"),
     "quantized": (load_eagle, {}, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+    "quantized tensor": (
+        load_eagle,
+        {"fc.weight": torch.zeros(32, 64).to(torch.float8_e4m3fn)},
+        {},
+        "fc.weight is stored as torch.float8_e4m3fn",
+    ),
+    "broken size": (load_eagle, {}, {"vocab_size": "320"}, "positive whole number as 'vocab_size', found '320'"),
+    "table of fractions": (load_eagle3, {"d2t": torch.zeros(64)}, {}, "d2t is stored as torch.float32"),
     "rotary kind": (load_eagle, {}, {"rope_scaling": {"rope_type": "spiral", "factor": 2.0}}, "rotary type 'spiral'"),
 }
 

@@ -30,6 +30,7 @@ def test_default_boundaries_are_those_of_every_project(num_layers: int, boundari
         ([4, 9, 20], "eagle_config", 61, (5, 10, 21)),
         ([2, 16, 29], "top level", 32, (2, 16, 29)),
         ([1, 15, 28], "top level", 32, (2, 16, 29)),
+        ([1, 9, 20], "top level", 32, (2, 10, 21)),
         ([4, 9, 20], "top level", 32, (4, 9, 20)),
     ],
 )

@@ -1,0 +1,222 @@
+"""Shared by the commands that run models: from settings to an engine, the cheap checks first.
+
+`find_models` reads configs and headers only, so a pair that does not fit is refused in seconds; `open_engine` loads.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
+from eaglecli.engine.engine import Engine
+from eaglecli.engine.request import Completion, Request
+from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
+from eaglecli.errors import ExitCode, UserError
+from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
+from eaglecli.models.checkpoint import read_json
+from eaglecli.models.config import TargetConfig
+from eaglecli.models.draft_fit import DraftFit, check_draft_fit
+from eaglecli.models.draft_loader import LoadedDraft, build_draft
+from eaglecli.models.loader import LoadedTarget, load_target, read_target_description
+from eaglecli.models.model_path import resolve_model_path
+
+CPU_CACHE_SHARE = 0.25  # of the memory that is free: the rest is for weights, the tokenizer and everyone else
+MAX_STOP_IDS = 16
+
+
+class RunningEngine(Protocol):
+    """What a command asks of an engine."""
+
+    def generate(self, requests: Iterable[Request]) -> Iterator[Completion]: ...
+
+    def refusal(self, request: Request) -> str | None: ...
+
+    def summary(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedEngine:
+    """An engine ready to run, and what its user needs to know about it."""
+
+    engine: RunningEngine
+    context_length: int
+    end_token_ids: tuple[int, ...]
+    speculation: SpeculationSettings
+    max_stop_ids: int
+    settled: Mapping[str, Any]  # settings that were left open and are now decided (dtype, sizes)
+    summary: tuple[str, ...]  # sentences for people
+    warnings: tuple[str, ...] = ()
+
+
+class ModelSource(Protocol):
+    """The models of a run before their weights are read."""
+
+    generation_config: Mapping[str, Any]
+
+    def load_tokenizer(self) -> PromptTokenizer: ...
+
+    def open_engine(self, settings: GenerateSettings) -> OpenedEngine: ...
+
+
+ModelFinder = Callable[[GenerateSettings], ModelSource]
+
+
+def find_device(requested: str) -> str:
+    """ "auto" to "cuda" where there is one, else "cpu". Raises UserError for a device that is not there."""
+    if requested == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: no CUDA device is there", "use --device cpu")
+    return "cuda" if requested == "auto" and torch.cuda.is_available() else requested.replace("auto", "cpu")
+
+
+def speculation_of(settings: GenerateSettings) -> SpeculationSettings:
+    """The checked triple, or plain decoding when there is no draft. Raises UserError with the rule that is broken."""
+    choice = choose_speculation(settings)
+    checked = SpeculationSettings(choice.num_steps, choice.topk, choice.num_draft_tokens)
+    return checked if has_draft(settings) else PLAIN
+
+
+def has_draft(settings: GenerateSettings) -> bool:
+    """Whether a draft is wanted. Raises UserError when the algorithm and the draft contradict each other."""
+    named = settings.draft is not None and settings.draft != "none"
+    algorithm = settings.speculative_algorithm
+    if algorithm == "NONE" and named and settings.origin("draft") == settings.origin("speculative_algorithm"):
+        raise UserError(f"--speculative-algorithm NONE contradicts --draft {settings.draft}", "use --draft none for plain decoding")
+    if algorithm in ("EAGLE", "EAGLE3") and not named:
+        raise UserError(f"--speculative-algorithm {algorithm} needs a draft", "name one with --draft")
+    return named and algorithm != "NONE"
+
+
+@dataclass(frozen=True, eq=False)
+class FoundModels:
+    """A ModelSource for real checkpoints: paths resolved, draft held against target, nothing loaded."""
+
+    settings: GenerateSettings
+    target_path: Path
+    target_config: TargetConfig
+    draft_fit: DraftFit | None
+    generation_config: Mapping[str, Any]
+
+    def load_tokenizer(self) -> PromptTokenizer:
+        name = self.settings.tokenizer_path
+        path = self.target_path if name is None else Path(name)
+        folder = path.parent if path.suffix == ".json" else path
+        return load_tokenizer(folder, self.settings.revision if name else None, self.settings.local_files_only)
+
+    def open_engine(self, settings: GenerateSettings) -> OpenedEngine:
+        device = torch.device(settings.device)
+        dtype = _dtype(settings)
+        context_length = self._context_length(settings)
+        target = load_target(self.target_path, dtype, device, context_length, settings.load_format)  # type: ignore[arg-type]
+        draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context_length)
+        engine_settings = EngineSettings(
+            context_length=context_length,
+            max_total_tokens=settings.max_total_tokens or _cache_tokens(settings, target, draft, context_length),
+            max_running_requests=settings.max_running_requests,
+            page_size=settings.page_size,
+            chunked_prefill_size=settings.chunked_prefill_size,
+            max_stop_ids=MAX_STOP_IDS,
+            speculation=speculation_of(settings),
+        )
+        return OpenedEngine(
+            engine=Engine(target.model, draft.model if draft else None, engine_settings),
+            context_length=context_length,
+            end_token_ids=target.config.eos_token_ids,
+            speculation=engine_settings.speculation,
+            max_stop_ids=MAX_STOP_IDS,
+            settled=_settled(engine_settings, dtype),
+            summary=_summary(settings, target, draft),
+            warnings=draft.warnings if draft else _idle_speculation(settings),
+        )
+
+    def _context_length(self, settings: GenerateSettings) -> int:
+        limit = self.target_config.max_position_embeddings
+        if settings.context_length and settings.context_length > limit:
+            raise UserError(f"--context-length {settings.context_length} is more than the target's {limit}", f"use {limit} or less")
+        return settings.context_length or limit
+
+
+def find_models(settings: GenerateSettings) -> FoundModels:
+    """Resolves paths and checks the draft against the target from headers. Raises ModelError and UserError."""
+    if settings.target is None:
+        raise UserError("no target model is named", "use --target, or a --config that names one")
+    speculation_of(settings)
+    path = resolve_model_path(settings.target, settings.revision, settings.local_files_only)
+    config = read_target_description(path)
+    fit = _check_draft(settings, path, config) if has_draft(settings) else None
+    generation_file = (path.parent if path.is_file() else path) / "generation_config.json"
+    generation = read_json(generation_file) if generation_file.is_file() and path.suffix != ".gguf" else {}
+    return FoundModels(settings, path, config, fit, generation)
+
+
+def _check_draft(settings: GenerateSettings, target_path: Path, config: TargetConfig) -> DraftFit:
+    path = resolve_model_path(str(settings.draft), None, settings.local_files_only)
+    token_map = Path(settings.speculative_token_map) if settings.speculative_token_map else None
+    return check_draft_fit(path, target_path, config, settings.speculative_algorithm, settings.draft_config_overrides, token_map)
+
+
+def _dtype(settings: GenerateSettings) -> torch.dtype:
+    default = "float32" if settings.device == "cpu" else "bfloat16"
+    return getattr(torch, default if settings.dtype == "auto" else settings.dtype)
+
+
+def _cache_tokens(settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None, context_length: int) -> int:
+    """KV slots: every row at the full context if the memory allows it, else what it allows."""
+    layers = [(target.config.num_layers, target.config.num_kv_heads, target.config.head_dim)]
+    if draft is not None:
+        layers.append((draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim))
+    bytes_per_token = sum(2 * count * heads * size for count, heads, size in layers) * target.model.dtype.itemsize
+    speculation = speculation_of(settings)
+    row = -(-(context_length + speculation.lookahead) // settings.page_size) * settings.page_size
+    wanted = settings.max_running_requests * row + settings.page_size
+    affordable = _cache_bytes(settings) // bytes_per_token
+    if affordable < settings.page_size:
+        raise UserError("no memory is left for the KV cache", "use a smaller model or a larger --mem-fraction-static", ExitCode.MEMORY)
+    return min(wanted, affordable)
+
+
+def _cache_bytes(settings: GenerateSettings) -> int:
+    if settings.device == "cpu":
+        return int(CPU_CACHE_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    free, total = torch.cuda.mem_get_info()
+    return int(free - (1 - settings.mem_fraction_static) * total)
+
+
+def _settled(settings: EngineSettings, dtype: torch.dtype) -> dict[str, Any]:
+    triple = settings.speculation
+    return {
+        "dtype": str(dtype).removeprefix("torch."),
+        "context_length": settings.context_length,
+        "max_total_tokens": settings.max_total_tokens,
+        "speculative_num_steps": triple.num_steps or None,
+        "speculative_eagle_topk": triple.topk if triple.num_steps else None,
+        "speculative_num_draft_tokens": triple.num_draft_tokens if triple.num_steps else None,
+    }
+
+
+def _idle_speculation(settings: GenerateSettings) -> tuple[str, ...]:
+    """A warning when the command line tunes a draft that is not there."""
+    given = [name for name in TRIPLE_SETTINGS if settings.origin(name) == COMMAND_LINE]
+    return (f"no draft is used: --{given[0].replace('_', '-')} changes nothing",) if given else ()
+
+
+def _summary(settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None) -> tuple[str, ...]:
+    device = f"cuda ({torch.cuda.get_device_name()})" if settings.device == "cuda" else "cpu"
+    lines = [f"target {settings.target} on {device}: {', '.join(target.summary)}"]
+    if draft is None:
+        return (*lines, "no draft: plain decoding")
+    choice = choose_speculation(settings)
+    triple = f"steps {choice.num_steps}, topk {choice.topk}, draft tokens {choice.num_draft_tokens} ({choice.explanation})"
+    return (*lines, f"draft {settings.draft}: {', '.join(draft.summary)}", f"speculation: {triple}")
+
+
+def out_of_memory(error: BaseException) -> UserError | None:
+    """The user's sentence for an allocation that failed, or None for any other error."""
+    on_the_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    if on_the_cpu or isinstance(error, MemoryError | torch.OutOfMemoryError):
+        hint = "use fewer --max-running-requests, a smaller --max-total-tokens, or a smaller --context-length"
+        return UserError(f"out of memory: {' '.join(str(error).split())[:200]}", hint, ExitCode.MEMORY)
+    return None

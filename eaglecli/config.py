@@ -1,0 +1,356 @@
+"""Settings of a run: names, defaults, checks, and the layers that are laid over one another, with the origin of every value.
+
+Order: (record >) command line > config file > generation_config > default. A value counts as given when its layer names
+it, whatever the value: 0, false and "" survive.
+"""
+
+import dataclasses
+import difflib
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eaglecli.errors import UserError
+
+DEFAULT_CONFIG = "smollm2-135m"
+DEVICE_SECTIONS = ("cpu", "cuda")
+COMMAND_LINE, GENERATION_CONFIG, DEFAULT, DERIVED = "command line", "generation_config", "default", "derived"
+TRIPLE_SETTINGS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "num_speculative_tokens")
+DEFAULT_NUM_STEPS, DEFAULT_TOPK, DEFAULT_TREE_TOKENS = 5, 1, 8
+
+Check = Callable[[Any], Any]
+
+
+def _number(low: float, high: float = math.inf, above_low: bool = False) -> Check:
+    def check(value: Any) -> float:
+        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not good or not low <= value <= high or (above_low and value == low):
+            limit = f"a number {'above' if above_low else 'from'} {low:g}" + (f" up to {high:g}" if high < math.inf else " up")
+            raise ValueError(f"must be {limit}, not {_shown(value)}")
+        return float(value)
+
+    return check
+
+
+def _integer(low: int) -> Check:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < low:
+            raise ValueError(f"must be an integer of at least {low}, not {_shown(value)}")
+        return value
+
+    return check
+
+
+def _top_k(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != -1):
+        raise ValueError(f"must be an integer of at least 1, or -1 for the whole vocabulary, not {_shown(value)}")
+    return value
+
+
+def _choice(*names: str) -> Check:
+    def check(value: Any) -> str:
+        if value not in names:
+            raise ValueError(f"must be one of {', '.join(names)}, not {_shown(value)}")
+        return value
+
+    return check
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"must be true or false, not {_shown(value)}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"must be a text that is not empty, not {_shown(value)}")
+    return value
+
+
+def normalize_stop_token_ids(value: Any) -> tuple[int, ...]:
+    """Token ids as a list of integers, or as text like "2,0" from the command line."""
+    if isinstance(value, str):
+        value = [int(part) if part.strip().isdecimal() else part for part in value.split(",")]
+    items = list(value) if isinstance(value, list | tuple) else [value]
+    if any(isinstance(item, bool) or not isinstance(item, int) or item < 0 for item in items):
+        raise ValueError(f"must be a list of token ids (integers of at least 0), not {_shown(value)}")
+    return tuple(dict.fromkeys(items))
+
+
+def _overrides(value: Any) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            raise ValueError(f"must be a JSON object, not {_shown(value)}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"must be a JSON object, not {_shown(value)}")
+    return value
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:80]
+
+
+SAMPLING_CHECKS: dict[str, Check] = {
+    "temperature": _number(0),
+    "top_p": _number(0, 1, above_low=True),
+    "top_k": _top_k,
+    "min_p": _number(0, 1),
+    "max_new_tokens": _integer(1),
+}
+
+
+def _setting(check: Check, default: Any = None) -> Any:
+    return field(default=default, metadata={"check": check})
+
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """Everything that `generate` can be told. Field names are the long options in snake_case and the keys of a config file."""
+
+    target: str | None = _setting(_text)
+    draft: str | None = _setting(_text)
+    tokenizer_path: str | None = _setting(_text)
+    revision: str | None = _setting(_text)
+    local_files_only: bool = _setting(_flag, False)
+    load_format: str = _setting(_choice("auto", "safetensors", "dummy"), "auto")
+
+    input: str | None = _setting(_text)
+    input_format: str = _setting(_choice("auto", "prompt", "messages"), "auto")
+    limit: int | None = _setting(_integer(1))
+    offset: int = _setting(_integer(0), 0)
+    apply_chat_template: bool = _setting(_flag, True)
+
+    output: str | None = _setting(_text)
+    overwrite: bool = _setting(_flag, False)
+    ordered: bool = _setting(_flag, True)
+
+    temperature: float = _setting(SAMPLING_CHECKS["temperature"], 0.0)
+    top_p: float = _setting(SAMPLING_CHECKS["top_p"], 1.0)
+    top_k: int = _setting(SAMPLING_CHECKS["top_k"], -1)
+    min_p: float = _setting(SAMPLING_CHECKS["min_p"], 0.0)
+    random_seed: int = _setting(_integer(0), 0)
+    max_new_tokens: int = _setting(SAMPLING_CHECKS["max_new_tokens"], 512)
+    stop_token_ids: tuple[int, ...] = _setting(normalize_stop_token_ids, ())
+    ignore_eos: bool = _setting(_flag, False)
+
+    speculative_algorithm: str | None = _setting(_choice("EAGLE", "EAGLE3", "NONE"))
+    speculative_num_steps: int | None = _setting(_integer(1))
+    speculative_eagle_topk: int | None = _setting(_integer(1))
+    speculative_num_draft_tokens: int | None = _setting(_integer(2))
+    num_speculative_tokens: int | None = _setting(_integer(1))
+    speculative_token_map: str | None = _setting(_text)
+    draft_config_overrides: Mapping[str, Any] | None = _setting(_overrides)
+
+    dtype: str = _setting(_choice("auto", "float32", "bfloat16", "float16"), "auto")
+    device: str = _setting(_choice("auto", "cpu", "cuda"), "auto")
+    context_length: int | None = _setting(_integer(2))
+    max_running_requests: int = _setting(_integer(1), 16)
+    max_total_tokens: int | None = _setting(_integer(1))
+    mem_fraction_static: float = _setting(_number(0, 1, above_low=True), 0.85)
+    chunked_prefill_size: int = _setting(_integer(1), 512)
+    page_size: int = _setting(_integer(1), 16)
+
+    on_error: str = _setting(_choice("record", "stop"), "record")
+    progress: str = _setting(_choice("auto", "bar", "plain", "none"), "auto")
+
+    origins: Mapping[str, str] = field(default_factory=dict)  # where each value comes from; a name that is absent has its default
+
+    def origin(self, name: str) -> str:
+        """Where the value of `name` comes from."""
+        return self.origins.get(name, DEFAULT)
+
+    def with_generation_config(self, generation_config: Mapping[str, Any]) -> "GenerateSettings":
+        """The model's own sampling values under those that the user gave; they count only if it says `do_sample: true`."""
+        if generation_config.get("do_sample") is not True:
+            return self
+        layer = {
+            name: generation_config[name] for name in ("temperature", "top_p", "top_k", "min_p") if generation_config.get(name) is not None
+        }
+        if layer.get("top_k") == 0:
+            layer["top_k"] = -1  # transformers' spelling of "the whole vocabulary"
+        given = {name: value for name, value in layer.items() if self.origin(name) == DEFAULT}
+        checked = {name: _checked(name, value, GENERATION_CONFIG) for name, value in given.items()}
+        return dataclasses.replace(self, **checked, origins={**self.origins, **dict.fromkeys(checked, GENERATION_CONFIG)})
+
+    def with_derived(self, **values: Any) -> "GenerateSettings":
+        """Values that the program found out itself (device, dtype, triple ...), stamped so unless somebody gave the same one."""
+        changed = {name: value for name, value in values.items() if getattr(self, name) != value}
+        return dataclasses.replace(self, **values, origins={**self.origins, **dict.fromkeys(changed, DERIVED)})
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Every setting with its value and origin, for the manifest and --print-config."""
+        return {name: {"value": _plain(getattr(self, name)), "origin": self.origin(name)} for name in SETTINGS}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+SETTINGS: dict[str, "dataclasses.Field[Any]"] = {
+    item.name: item for item in dataclasses.fields(GenerateSettings) if "check" in item.metadata
+}
+PATH_SETTINGS = ("input", "output", "speculative_token_map")
+MODEL_SETTINGS = ("target", "draft", "tokenizer_path")
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A config file as read: `common` for every device, `sections` laid over it for one. Keys are known, values are not checked yet."""
+
+    path: Path
+    common: Mapping[str, Any]
+    sections: Mapping[str, Mapping[str, Any]]
+
+
+def find_config(name: str) -> Path:
+    """The file that `--config` means: a path, or the name of one that comes with the package."""
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped = _shipped_configs()
+    if name in shipped:
+        return shipped[name]
+    nearest = difflib.get_close_matches(name, shipped, 1)
+    hint = f"did you mean `{nearest[0]}`?" if nearest else f"give a YAML file or one of: {', '.join(sorted(shipped))}"
+    raise UserError(f"there is no config file `{name}`", hint)
+
+
+def _shipped_configs() -> dict[str, Path]:
+    """Configs by name: packed beside the code in a wheel, at the top of the tree in a checkout."""
+    here = Path(__file__).parent
+    folder = next((folder for folder in (here / "_configs", here.parent / "configs") if folder.is_dir()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
+
+
+def read_config(path: Path) -> ConfigFile:
+    """Reads a YAML config. Raises UserError for what is no YAML, unknown keys (with the nearest name) and wrong values."""
+    import yaml  # here, so that --help does not pay for it
+
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"config file {path} cannot be read: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"config file {path} is not YAML: {' '.join(str(error).split())}") from error
+    document = {} if document is None else document
+    if not isinstance(document, dict):
+        raise UserError(f"config file {path} must be a mapping of option names to values")
+    sections = {device: document.pop(device) or {} for device in DEVICE_SECTIONS if device in document}
+    for where, layer in {"": document, **sections}.items():
+        _check_layer(path, where, layer)
+    return ConfigFile(path, _anchored(document, path), {device: _anchored(layer, path) for device, layer in sections.items()})
+
+
+def _check_layer(path: Path, section: str, layer: Any) -> None:
+    place = f"config file {path}" + (f", section {section}" if section else "")
+    if not isinstance(layer, dict):
+        raise UserError(f"{place}: must be a mapping of option names to values")
+    for name, value in layer.items():
+        if name not in SETTINGS:
+            nearest = difflib.get_close_matches(str(name), [*SETTINGS, *([] if section else DEVICE_SECTIONS)], 1)
+            hint = f"did you mean `{nearest[0]}`?" if nearest else "keys are the long option names in snake_case"
+            raise UserError(f"{place}: unknown key `{name}`", hint)
+        if value is not None:
+            _checked(name, value, place)
+
+
+def _anchored(layer: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Relative paths count from the config file's folder; a model's name stays one unless it is found there."""
+    anchored = dict(layer)
+    for name in (*PATH_SETTINGS, *MODEL_SETTINGS):
+        value = anchored.get(name)
+        if value is None or Path(value).is_absolute():
+            continue
+        candidate = path.parent / value
+        if name in PATH_SETTINGS or value.startswith(("./", "../")) or candidate.exists():
+            anchored[name] = str(candidate)
+    return anchored
+
+
+def resolve_settings(given: Mapping[str, Any], config: ConfigFile | None, find_device: Callable[[str], str]) -> GenerateSettings:
+    """Lays the command line's `given` values over the config file's over the defaults.
+
+    `find_device` turns the requested device ("auto" included) into "cpu" or "cuda"; it is asked once. Raises UserError.
+    """
+    values = {name: _checked(name, value, COMMAND_LINE) for name, value in given.items()}
+    origins = dict.fromkeys(values, COMMAND_LINE)
+    common = config.common if config else {}
+    device = find_device(values.get("device") or common.get("device") or "auto")
+    layers = [(common, "config file")]
+    if config:
+        layers.insert(0, (config.sections.get(device, {}), f"config file, {device}"))
+    for layer, origin in layers:
+        for name, value in layer.items():
+            if value is not None and name not in values:
+                values[name] = _checked(name, value, f"config file {config.path}" if config else origin)
+                origins[name] = origin
+    return GenerateSettings(**values, origins=origins).with_derived(device=device)
+
+
+def _checked(name: str, value: Any, place: str) -> Any:
+    try:
+        return SETTINGS[name].metadata["check"](value)
+    except ValueError as error:
+        raise UserError(f"--{name.replace('_', '-')} {error}" if place == COMMAND_LINE else f"{place}: `{name}` {error}") from None
+
+
+@dataclass(frozen=True)
+class SpeculationChoice:
+    """The triple as chosen, and how: `explanation` is a phrase for the user. Its own rules are checked by the engine."""
+
+    num_steps: int
+    topk: int
+    num_draft_tokens: int
+    explanation: str
+
+
+def choose_speculation(settings: GenerateSettings) -> SpeculationChoice:
+    """Completes the triple: given parts stay, parts left out follow from them.
+
+    The triple comes from one layer: when the command line gives a part, those of the config file are set aside.
+    `--num-speculative-tokens K` is the chain of K. Raises UserError when it contradicts the triple.
+    """
+    given = {name: getattr(settings, name) for name in TRIPLE_SETTINGS if getattr(settings, name) is not None}
+    from_command_line = {name: value for name, value in given.items() if settings.origin(name) == COMMAND_LINE}
+    given = from_command_line or given
+    chain = given.pop("num_speculative_tokens", None)
+    if chain is not None:
+        for name, expected in zip(TRIPLE_SETTINGS, (chain, 1, chain + 1), strict=False):
+            if given.setdefault(name, expected) != expected:
+                raise UserError(
+                    f"--num-speculative-tokens {chain} and --{name.replace('_', '-')} {given[name]} contradict each other",
+                    f"a chain of {chain} has steps {chain}, topk 1, draft tokens {chain + 1}: give one of the two",
+                )
+    steps, topk, nodes = (given.get(name) for name in TRIPLE_SETTINGS[:3])
+    chosen = _complete(steps, topk, nodes)
+    source = " and ".join(sorted({settings.origin(name) for name in given})) if given else DEFAULT
+    derived = [word for word, part in zip(("steps", "topk", "draft tokens"), (steps, topk, nodes), strict=True) if part is None]
+    return SpeculationChoice(*chosen, source + (f"; derived: {', '.join(derived)}" if given and derived else ""))
+
+
+def _complete(steps: int | None, topk: int | None, nodes: int | None) -> tuple[int, int, int]:
+    """Fills the parts that are None; parts that are given are returned as they are, fitting or not."""
+    if topk is None:
+        topk = DEFAULT_TOPK
+        while nodes is not None and steps is not None and nodes > steps + 1 and nodes - 1 > tree_capacity(steps, topk) and topk < nodes:
+            topk += 1
+    if steps is None:
+        steps = DEFAULT_NUM_STEPS
+        if nodes is not None:
+            steps = nodes - 1 if topk == 1 else min(DEFAULT_NUM_STEPS, nodes - 1)
+            while topk > 1 and nodes - 1 > tree_capacity(steps, topk):
+                steps += 1
+    if nodes is None:
+        nodes = steps + 1 if topk == 1 else min(tree_capacity(steps, topk) + 1, max(DEFAULT_TREE_TOKENS, steps + 1))
+    return steps, topk, nodes
+
+
+def tree_capacity(steps: int, topk: int) -> int:
+    """Nodes that a draft of `steps` levels can score, the root not counted: topk + (steps - 1) * topk^2."""
+    return topk + (steps - 1) * topk**2

@@ -1,0 +1,151 @@
+"""stats.json and manifest.json: what a run was told, what it did, and how each number is defined."""
+
+import datetime
+import importlib.metadata
+import platform
+from array import array
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import eaglecli
+from eaglecli.config import GenerateSettings
+from eaglecli.errors import ExitCode
+from eaglecli.io.accept_statistics import DEFINITIONS, AcceptTotals
+from eaglecli.io.prompts import InputSelection
+from eaglecli.io.records import RecordError
+from eaglecli.io.results import Answer
+from eaglecli.io.scan import InputScan
+
+SCHEMA_VERSION = 1
+PACKAGES = ("torch", "triton", "transformers", "tokenizers", "huggingface_hub", "numpy", "gguf")
+PERCENTILES = (50, 90, 99)
+THROUGHPUT_DEFINITIONS = {
+    "request_throughput": "answers per second of total_latency",
+    "input_throughput": "prompt tokens per second of total_latency",
+    "output_throughput": "delivered tokens per second of total_latency",
+    "total_throughput": "prompt and delivered tokens per second of total_latency",
+    "total_latency": "seconds from the first request to the last result; loading is not in it",
+}
+
+
+@dataclass
+class RunReport:
+    """What is counted while a run goes on. Times of answers take 24 bytes each."""
+
+    command_line: list[str]
+    settings: GenerateSettings
+    selection: InputSelection
+    scan: InputScan
+    output: Path
+    started_at: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    models: tuple[str, ...] = ()  # what was loaded, in sentences
+    load_s: float = 0.0
+    generate_s: float = 0.0
+    num_input_tokens: int = 0
+    num_output_tokens: int = 0
+    finish_reasons: dict[str, int] = field(default_factory=dict)
+    error_codes: dict[str, int] = field(default_factory=dict)
+    times_s: dict[str, "array[float]"] = field(default_factory=lambda: {name: array("d") for name in ("queue_s", "ttft_s", "e2e_s")})
+
+    def count_answer(self, answer: Answer) -> None:
+        """Counts one good record."""
+        self.num_input_tokens += answer.num_prompt_tokens
+        self.num_output_tokens += len(answer.token_ids)
+        self.finish_reasons[answer.finish_reason] = self.finish_reasons.get(answer.finish_reason, 0) + 1
+        for name, times in self.times_s.items():
+            times.append(getattr(answer, name))
+
+    def count_error(self, error: RecordError) -> None:
+        """Counts one bad record."""
+        self.error_codes[error.code] = self.error_codes.get(error.code, 0) + 1
+
+    @property
+    def num_done(self) -> int:
+        """Good records so far."""
+        return sum(self.finish_reasons.values())
+
+    @property
+    def num_failed(self) -> int:
+        """Bad records so far."""
+        return sum(self.error_codes.values())
+
+
+def build_stats(report: RunReport, totals: AcceptTotals | None, engine_summary: dict[str, Any]) -> dict[str, Any]:
+    """stats.json. `accept` is null with plain decoding."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "counts": {
+            "records": report.scan.num_records,
+            "successful_requests": report.num_done,
+            "failed_requests": report.num_failed,
+            "finish_reasons": report.finish_reasons,
+            "error_codes": report.error_codes,
+            "total_input_tokens": report.num_input_tokens,
+            "total_output_tokens": report.num_output_tokens,
+        },
+        "accept": None if totals is None else totals.describe(),
+        "throughput": _throughput(report),
+        "timing": _timing(report),
+        "engine": engine_summary,
+        "definitions": {**DEFINITIONS, **THROUGHPUT_DEFINITIONS},
+    }
+
+
+def _throughput(report: RunReport) -> dict[str, float | None]:
+    seconds = report.generate_s
+    counts = {
+        "request_throughput": report.num_done,
+        "input_throughput": report.num_input_tokens,
+        "output_throughput": report.num_output_tokens,
+        "total_throughput": report.num_input_tokens + report.num_output_tokens,
+    }
+    return {**{name: count / seconds if seconds else None for name, count in counts.items()}, "total_latency": seconds}
+
+
+def _timing(report: RunReport) -> dict[str, Any]:
+    timing: dict[str, Any] = {"load_s": report.load_s, "generate_s": report.generate_s}
+    for name, times in report.times_s.items():
+        values = np.percentile(np.frombuffer(times), PERCENTILES) if len(times) else [None] * len(PERCENTILES)
+        timing[name] = {f"p{rank}": None if value is None else float(value) for rank, value in zip(PERCENTILES, values, strict=True)}
+    return timing
+
+
+def build_manifest(report: RunReport, status: str, exit_code: ExitCode | None) -> dict[str, Any]:
+    """manifest.json: enough to do the run again. `status`: running, complete, interrupted or failed."""
+    selection, scan = report.selection, report.scan
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "eaglecli_version": eaglecli.__version__,
+        "status": status,
+        "exit_code": None if exit_code is None else int(exit_code),
+        "started_at": report.started_at,
+        "command_line": report.command_line,
+        "settings": report.settings.described(),
+        "input": {
+            "file": str(selection.path.absolute()),
+            "sha256": scan.sha256,
+            "records": scan.num_records,
+            "good": scan.num_good,
+            "bad": scan.num_bad,
+            "kinds": dict(scan.kinds),
+        },
+        "models": list(report.models),
+        "versions": _versions(),
+        "reproducibility": (
+            "float32: the same input, settings and seed give the same text whatever batch, order, draft, page and chunk size,"
+            " up to near-ties of the target's logits; lower precision: up to near-ties, which are more frequent"
+        ),
+    }
+
+
+def _versions() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    return versions

@@ -1,0 +1,63 @@
+"""Sampling options of a record: which names are taken, their types and ranges, and the names that are known but not honoured.
+
+The same ranges hold for the flags and the config file (`config.py` names the checks from here).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from eaglecli.config import SAMPLING_CHECKS, normalize_stop_token_ids
+from eaglecli.io.record_ids import MAX_SEED
+from eaglecli.io.records import RecordFault
+
+ALIASES = {"max_tokens": "max_new_tokens", "random_seed": "seed"}
+
+# Names under which other engines and APIs take sampling options. A record that carries one wants something that is not
+# done here; leaving it out silently would give text that its author did not ask for.
+UNSUPPORTED = frozenset(
+    """n best_of num_return_sequences num_samples use_beam_search num_beams beam_width do_sample
+    stop stop_strings stop_sequences stop_regex include_stop_str_in_output no_stop_trim ignore_eos
+    min_new_tokens min_tokens max_completion_tokens max_length min_length
+    repetition_penalty presence_penalty frequency_penalty length_penalty encoder_repetition_penalty no_repeat_ngram_size
+    logit_bias logits_processors logits_processor bad_words bad_words_ids suppress_tokens allowed_token_ids
+    logprobs top_logprobs prompt_logprobs return_logprob logprob_start_len top_logprobs_num
+    typical_p top_a tfs top_n_sigma xtc_probability xtc_threshold dry_multiplier mirostat mirostat_mode epsilon_cutoff eta_cutoff
+    smoothing_factor dynatemp_range penalty_alpha guidance_scale
+    response_format json_schema regex ebnf grammar structural_tag structured_outputs guided_json guided_regex guided_choice guided_grammar
+    skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens custom_params sampling_params
+    thinking_budget reasoning_effort""".split()
+)
+
+
+def read_options(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The checked options of one record; null counts as not given. Raises RecordFault (bad_option, unsupported)."""
+    options: dict[str, Any] = {}
+    for name, value in record.items():
+        if value is None:
+            continue
+        if name in UNSUPPORTED:
+            raise RecordFault("unsupported", f"the sampling option `{name}` is not supported")
+        option = ALIASES.get(name, name)
+        check = RECORD_CHECKS.get(option)
+        if check is None:
+            continue
+        if option in options:
+            raise RecordFault("bad_option", f"`{option}` is given twice, once as `{name}`")
+        try:
+            options[option] = check(value)
+        except ValueError as error:
+            raise RecordFault("bad_option", f"`{name}` {error}") from None
+    return options
+
+
+def _check_seed(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SEED:
+        raise ValueError(f"must be an integer from 0 to 2^63 - 1, not {str(value)[:40]}")
+    return value
+
+
+RECORD_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **SAMPLING_CHECKS,
+    "seed": _check_seed,
+    "stop_token_ids": normalize_stop_token_ids,
+}

@@ -1,0 +1,209 @@
+"""Attention kernels against the float64 reference; every slot that no query may see holds NaN."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from eaglecli.kernels.attention import attention_reference, attention_triton, choose_num_splits
+from eaglecli.kernels.attention_inputs import AttentionInputs
+from tests.helpers import packed_inputs, scattered_slot_table
+from tests.kernels.closeness import GPU_DTYPES, assert_near, poison_free_memory
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@dataclass(frozen=True)
+class Problem:
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    inputs: AttentionInputs
+    scale: float
+
+    def run(self, window: int | None = None, **options: int | None) -> torch.Tensor:
+        poison_free_memory(DEVICE)
+        return attention_triton(self.q, self.k_cache, self.v_cache, self.inputs, self.scale, window, **options)
+
+    def expected(self, window: int | None = None) -> torch.Tensor:
+        wide = [tensor.double() for tensor in (self.q, self.k_cache, self.v_cache)]
+        return attention_reference(*wide, self.inputs, self.scale, window)
+
+
+def random_tree_mask(batch: int, num_nodes: int) -> torch.Tensor:
+    """bool [batch, nodes, nodes]: every node sees itself and some earlier nodes, the last node is seen by itself alone."""
+    mask = torch.rand(batch, num_nodes, num_nodes) < 0.4
+    return (mask | torch.eye(num_nodes, dtype=torch.bool)).tril()
+
+
+def problem(
+    prefix_lens: list[int],
+    query_lens: list[int],
+    heads: tuple[int, int] = (4, 2),
+    head_dim: int = 16,
+    tree: bool = False,
+    unowned: int = 0,
+    dtype: torch.dtype = torch.float32,
+) -> Problem:
+    batch, longest = len(prefix_lens), max(query_lens)
+    table = scattered_slot_table(batch, max(prefix_lens) + longest + 3)
+    inputs = packed_inputs(table, prefix_lens, query_lens, random_tree_mask(batch, longest) if tree else None)
+    cache = torch.full((2, table.numel() + 1, heads[1], head_dim), float("nan"))
+    for row, (prefix, count) in enumerate(zip(prefix_lens, query_lens, strict=True)):
+        cache[:, table[row, : prefix + count].long()] = torch.randn(2, prefix + count, heads[1], head_dim)
+    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in vars(inputs).items()}
+    moved["positions"] = torch.nn.functional.pad(moved["positions"], (0, unowned))
+    q = torch.randn(sum(query_lens) + unowned, heads[0], head_dim, device=DEVICE).to(dtype)
+    k_cache, v_cache = cache.to(DEVICE, dtype)
+    return Problem(q, k_cache, v_cache, AttentionInputs(**moved), head_dim**-0.5)
+
+
+@pytest.mark.parametrize("num_splits", [None, 1, 3])
+@pytest.mark.parametrize(
+    ("prefix_lens", "query_lens"), [([0], [1]), ([31, 32, 33], [1, 1, 1]), ([70, 0, 64], [3, 5, 1]), ([7], [40])]
+)
+def test_causal_rows_equal_the_reference(prefix_lens: list[int], query_lens: list[int], num_splits: int | None) -> None:
+    case = problem(prefix_lens, query_lens)
+    assert_near(case.run(num_splits=num_splits), case.expected())
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_tree_rows_see_their_ancestors_only(num_splits: int) -> None:
+    case = problem([70, 3, 0], [6, 4, 6], tree=True)
+    assert_near(case.run(num_splits=num_splits), case.expected())
+
+
+def test_one_mask_may_be_expanded_over_the_rows() -> None:
+    case = problem([40, 3], [3, 3], tree=True)
+    expanded = case.inputs.tail_mask[:1].expand(2, 3, 3)
+    shared = replace(case, inputs=replace(case.inputs, tail_mask=expanded))
+    assert_near(shared.run(), shared.expected())
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_window_hides_old_keys(num_splits: int, tree: bool) -> None:
+    case = problem([90, 5, 40], [4, 3, 4], tree=tree)
+    assert_near(case.run(window=20, num_splits=num_splits), case.expected(window=20))
+    assert not torch.allclose(case.run(window=20)[0], case.run()[0])
+
+
+def test_keys_older_than_every_window_may_hold_nan() -> None:
+    case = problem([90], [4])
+    before = case.run(window=20)
+    old = case.inputs.slot_table[0, : 90 - 20 + 1].long()
+    case.k_cache[old] = case.v_cache[old] = float("nan")
+    assert torch.equal(case.run(window=20), before)
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_a_tail_slot_that_nobody_sees_may_hold_nan(num_splits: int) -> None:
+    case = problem([40], [3], tree=True)
+    mask = torch.eye(3, dtype=torch.bool, device=DEVICE)[None].repeat(1, 1, 1)
+    mask[0, 2, 2] = False
+    hidden = replace(case, inputs=replace(case.inputs, tail_mask=mask))
+    before = hidden.run(num_splits=num_splits)
+    slot = case.inputs.slot_table[0, 42].long()
+    case.k_cache[slot] = case.v_cache[slot] = float("nan")
+    assert torch.equal(hidden.run(num_splits=num_splits), before)
+    assert_near(before, hidden.expected())
+
+
+@pytest.mark.parametrize("group", [1, 2, 3, 7, 8])
+def test_groups_of_any_size_share_their_key_head(group: int) -> None:
+    case = problem([37], [3], heads=(2 * group, 2), head_dim=8)
+    assert_near(case.run(), case.expected())
+
+
+@pytest.mark.parametrize("head_dim", [8, 20, 24])
+def test_head_sizes_need_not_be_powers_of_two(head_dim: int) -> None:
+    case = problem([37], [2], head_dim=head_dim)
+    assert_near(case.run(num_splits=2), case.expected())
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+@pytest.mark.parametrize("unowned", [1, 40])
+def test_queries_that_no_row_owns_give_zeros(num_splits: int, unowned: int) -> None:
+    case = problem([40, 2], [2, 3], (2, 1), unowned=unowned)
+    out = case.run(num_splits=num_splits)
+    assert_near(out, case.expected())
+    assert not out[5:].any()
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+def test_a_query_that_sees_no_key_gives_zeros(num_splits: int) -> None:
+    case = problem([0], [2], tree=True)
+    nothing = torch.zeros(1, 2, 2, dtype=torch.bool, device=DEVICE)
+    out = replace(case, inputs=replace(case.inputs, tail_mask=nothing)).run(num_splits=num_splits)
+    assert torch.equal(out, torch.zeros_like(out))
+
+
+def test_a_row_without_queries_changes_nothing() -> None:
+    case = problem([5, 3, 20], [2, 1, 1])
+    start = torch.tensor([0, 2, 2, 3], dtype=torch.int32, device=DEVICE)
+    skipped = replace(case, q=case.q[:3].contiguous(), inputs=replace(case.inputs, query_start=start))
+    assert_near(skipped.run(), skipped.expected())
+
+
+def test_with_fixed_splits_a_row_does_not_depend_on_the_other_rows_or_on_the_bound() -> None:
+    case = problem([70, 130, 3], [2, 2, 2], (2, 1))
+    together = case.run(num_splits=3, min_split_keys=64)
+    start = torch.tensor([0, 2], dtype=torch.int32, device=DEVICE)
+    alone = replace(case.inputs, rows=case.inputs.rows[:1], query_start=start, prefix_lens=case.inputs.prefix_lens[:1], max_prefix_len=70)
+    one = replace(case, q=case.q[:2].contiguous(), inputs=alone)
+    assert torch.equal(one.run(num_splits=2, min_split_keys=64), together[:2])
+
+
+def test_rows_name_their_line_of_the_slot_table() -> None:
+    case = problem([33, 60], [1, 1])
+    swapped = replace(
+        case,
+        q=case.q.flip(0).contiguous(),
+        inputs=replace(case.inputs, **{name: getattr(case.inputs, name).flip(0) for name in ("rows", "prefix_lens", "positions")}),
+    )
+    assert torch.equal(swapped.run(), case.run().flip(0))
+
+
+def test_splits_grow_with_the_bound_and_shrink_with_the_batch() -> None:
+    assert choose_num_splits(8, 200, 64) == 1
+    assert choose_num_splits(8, 8192, 64) == 33
+    assert choose_num_splits(8, 640, 64) == 10
+    assert choose_num_splits(64 * 8, 8192, 64) == 1
+
+
+@pytest.mark.parametrize("broken", ["q", "cache", "dtype", "mask"])
+def test_a_broken_contract_is_a_value_error(broken: str) -> None:
+    case = problem([5], [2], tree=True)
+    changed = {
+        "q": {"q": case.q.transpose(0, 1)},
+        "cache": {"k_cache": case.k_cache[:, :1]},
+        "dtype": {"q": case.q.double()},
+        "mask": {"inputs": replace(case.inputs, max_query_len=3)},
+    }[broken]
+    with pytest.raises(ValueError, match=r"attention needs|tail mask"):
+        replace(case, **changed).run()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((8, 8), 80), ((12, 2), 96), ((32, 8), 128), ((8, 1), 64), ((14, 2), 128)])
+def test_compiled_kernels_equal_the_reference(heads: tuple[int, int], head_dim: int, tree: bool, dtype: torch.dtype) -> None:
+    for prefix_lens, query_lens in (
+        ([1], [1]),
+        ([511, 64, 0, 8000], [1, 1, 1, 1]),
+        ([700, 3, 63], [8, 5, 8]),
+        ([130], [64]),
+        (list(range(200, 456)), [1] * 256),
+    ):
+        case = problem(prefix_lens, query_lens, heads, head_dim, tree, unowned=3, dtype=dtype)
+        assert_near(case.run(), case.expected())
+        assert_near(case.run(num_splits=5), case.expected())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("window", [None, 100])
+def test_compiled_ragged_prefill_equals_the_reference(window: int | None, dtype: torch.dtype) -> None:
+    case = problem([0, 300, 17], [777, 130, 1], (12, 4), 128, unowned=200, dtype=dtype)
+    assert_near(case.run(window=window), case.expected(window=window))

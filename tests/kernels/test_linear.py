@@ -1,0 +1,146 @@
+"""Linears with their prologues and epilogues against float64 references."""
+
+import itertools
+
+import pytest
+import torch
+
+from eaglecli.kernels.linear import (
+    linear_residual_reference,
+    linear_residual_triton,
+    norm_gate_up_reference,
+    norm_gate_up_triton,
+    norm_linear_reference,
+    norm_linear_triton,
+    silu_mul_triton,
+)
+from eaglecli.kernels.small_row_linear import MAX_ROWS, LinearTile, choose_tile, small_row_linear
+from tests.kernels.closeness import GPU_DTYPES, assert_near, poison_free_memory
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL_TILES = [LinearTile(0, 4, 32, 4, 1), LinearTile(0, 1, 128, 2, 1), LinearTile(16, 16, 32, 4, 3), LinearTile(32, 16, 64, 4, 3)]
+
+
+def tensors(rows: int, outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    shapes = {"x": (rows, inputs), "norm": (inputs,), "weight": (outputs, inputs), "bias": (outputs,), "residual": (rows, outputs)}
+    drawn = {name: torch.randn(*shape, device=DEVICE) for name, shape in shapes.items()}
+    drawn["weight"] *= inputs**-0.5
+    return {name: tensor.to(dtype) for name, tensor in drawn.items()}
+
+
+def check_all(rows: int, outputs: int, inputs: int, with_bias: bool, dtype: torch.dtype = torch.float32) -> None:
+    t = tensors(rows, outputs, inputs, dtype)
+    w = {name: tensor.double() for name, tensor in t.items()}
+    bias, wide_bias = (t["bias"], w["bias"]) if with_bias else (None, None)
+    poison_free_memory(DEVICE)
+    assert_near(
+        norm_linear_triton(t["x"], t["norm"], 1e-5, t["weight"], bias),
+        norm_linear_reference(w["x"], w["norm"], 1e-5, w["weight"], wide_bias),
+    )
+    assert_near(
+        norm_linear_triton(t["x"], None, 1e-5, t["weight"], bias), norm_linear_reference(w["x"], None, 1e-5, w["weight"], wide_bias)
+    )
+    assert_near(
+        linear_residual_triton(t["x"], t["weight"], bias, t["residual"]),
+        linear_residual_reference(w["x"], w["weight"], wide_bias, w["residual"]),
+    )
+    assert_near(
+        norm_gate_up_triton(t["x"], t["norm"], 1e-5, t["weight"], bias),
+        norm_gate_up_reference(w["x"], w["norm"], 1e-5, w["weight"], wide_bias),
+    )
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 34, 80), (2, 70, 33), (17, 34, 100), (MAX_ROWS + 1, 34, 40)])
+def test_each_operation_equals_its_reference(rows: int, outputs: int, inputs: int, with_bias: bool) -> None:
+    check_all(rows, outputs, inputs, with_bias)
+
+
+@pytest.mark.parametrize("tile", SMALL_TILES)
+def test_every_tile_computes_the_same_function(tile: LinearTile) -> None:
+    t = tensors(1 if tile.block_rows == 0 else 35, 38, 75)
+    gate_up = small_row_linear(t["x"], t["weight"], norm_weight=t["norm"], eps=1e-6, bias=t["bias"], gate_up=True, tile=tile)
+    wide = {name: tensor.double() for name, tensor in t.items()}
+    assert_near(gate_up, norm_gate_up_reference(wide["x"], wide["norm"], 1e-6, wide["weight"], wide["bias"]))
+    out = small_row_linear(t["x"], t["weight"], residual=t["residual"], tile=tile)
+    assert_near(out, linear_residual_reference(wide["x"], wide["weight"], None, wide["residual"]))
+
+
+def test_with_a_fixed_tile_a_row_does_not_depend_on_the_other_rows() -> None:
+    t, tile = tensors(20, 40, 96), LinearTile(16, 16, 32, 4, 3)
+    together = small_row_linear(t["x"], t["weight"], norm_weight=t["norm"], eps=1e-5, tile=tile)
+    alone = small_row_linear(t["x"][17:18], t["weight"], norm_weight=t["norm"], eps=1e-5, tile=tile)
+    assert torch.equal(together[17:18], alone)
+
+
+def test_a_nan_row_stays_alone() -> None:
+    t = tensors(5, 20, 40)
+    clean = norm_linear_triton(t["x"], t["norm"], 1e-5, t["weight"], None)
+    t["x"][2] = float("nan")
+    out = norm_linear_triton(t["x"], t["norm"], 1e-5, t["weight"], None)
+    others = [0, 1, 3, 4]
+    assert out[2].isnan().all()
+    assert torch.equal(out[others], clean[others])
+
+
+def test_rows_of_a_wider_tensor_are_read_with_their_stride() -> None:
+    t = tensors(3, 20, 96)
+    x, weight = t["x"][:, 32:64], t["weight"][:, :32].contiguous()
+    assert_near(norm_linear_triton(x, None, 0.0, weight, None), norm_linear_reference(x.double(), None, 0.0, weight.double(), None))
+
+
+def test_float16_rows_may_leave_the_range_of_float16_before_they_are_scaled() -> None:
+    x = torch.full((2, 64), 30_000.0, dtype=torch.float16, device=DEVICE)
+    norm = torch.full((64,), 4.0, dtype=torch.float16, device=DEVICE)
+    weight = torch.eye(64, dtype=torch.float16, device=DEVICE)
+    out = norm_linear_triton(x, norm, 1e-5, weight, None)
+    assert_near(out, torch.full((2, 64), 4.0, dtype=torch.float64, device=DEVICE))
+    with pytest.raises(ValueError, match="float16"):
+        small_row_linear(x, weight, norm_weight=norm, eps=1e-5)
+
+
+def test_the_residual_itself_is_not_written() -> None:
+    t = tensors(2, 20, 40)
+    before = t["residual"].clone()
+    linear_residual_triton(t["x"], t["weight"], t["bias"], t["residual"])
+    assert torch.equal(t["residual"], before)
+
+
+def test_silu_mul_of_odd_widths() -> None:
+    gate_up = torch.randn(3, 2 * 1027, device=DEVICE)
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    assert_near(silu_mul_triton(gate_up), torch.nn.functional.silu(gate) * up)
+
+
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+def test_chosen_tiles_are_powers_of_two_and_fit_the_shared_memory(dtype: torch.dtype) -> None:
+    shapes = [(576, 576), (960, 576), (1536, 576), (49152, 576), (4096, 14336), (14336, 4096), (128256, 4096), (70, 33)]
+    for rows, (outputs, inputs), gate_up in itertools.product((1, 2, 8, 16, 17, 40, 64), shapes, (False, True)):
+        tile = choose_tile(rows, outputs, inputs, gate_up, dtype)
+        assert all(size & (size - 1) == 0 for size in (tile.block_rows, tile.block_outputs, tile.block_inputs))
+        assert tile.block_outputs >= 1
+        staged = tile.block_rows * tile.block_inputs + (2 if gate_up else 1) * tile.block_outputs * tile.block_inputs
+        assert tile.block_rows == 0 or tile.num_stages * staged * dtype.itemsize <= 227 * 1024
+
+
+@pytest.mark.parametrize("broken", ["width", "bias", "residual", "dtype", "gate_up", "vector"])
+def test_a_broken_contract_is_a_value_error(broken: str) -> None:
+    t = tensors(2, 6, 8)
+    arguments = {
+        "width": {"weight": torch.zeros(6, 9)},
+        "bias": {"bias": torch.zeros(5)},
+        "residual": {"residual": torch.zeros(3, 6)},
+        "dtype": {"bias": torch.zeros(6, dtype=torch.float64)},
+        "gate_up": {"residual": torch.zeros(2, 6), "gate_up": True},
+        "vector": {"tile": LinearTile(0, 4, 32, 4, 1)},
+    }[broken]
+    with pytest.raises(ValueError, match=r"must|needs|takes"):
+        small_row_linear(**{"x": t["x"], "weight": t["weight"], **arguments})
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", GPU_DTYPES)
+@pytest.mark.parametrize("rows", [1, 2, 8, 15, 16, 31, 64, 65, 300])
+@pytest.mark.parametrize(("outputs", "inputs"), [(960, 576), (770, 328), (4096, 2048), (1026, 1024)])
+def test_compiled_kernels_equal_the_reference(rows: int, outputs: int, inputs: int, dtype: torch.dtype) -> None:
+    check_all(rows, outputs, inputs, with_bias=rows % 2 == 0, dtype=dtype)
