@@ -1,3 +1,4 @@
+# ruff: noqa: ANN001, ANN201, ANN202 - Triton infers the types of a kernel's arguments
 """Walk the verified tree along the target's own choices, and move the accepted nodes' slots to the front of the row's tail.
 
     accept_path     from the root, step to the child that carries the token chosen at the current node, while there is one
