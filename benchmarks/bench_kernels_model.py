@@ -4,10 +4,11 @@
     python benchmarks/bench_kernels_model.py
 
 1. Compile everything and compare with float64 references, in worker processes (compiling is most of the time).
-2. Every linear of two models at 1, 8, 16, 64 rows, tile by tile, in CUDA graphs over weights that the L2 cannot hold.
-3. Attention, rotary store and norm; 4. the whole stack of layers in one graph, with and without dependent launch.
+2. Every linear of two models and their EAGLE-3 drafts at 1 to 64 rows, tile by tile and by the library, in CUDA graphs over
+   weights that the L2 cannot hold. One row is timed with its norm, more rows without (a launch of its own, timed in 3).
+3. Attention, rotary store, norm and silu_mul; 4. the whole stack of layers in one graph, with and without dependent launch.
 Every section goes on when another fails. Floors: weight bytes / 4.08 TB/s. With OUT set, $OUT/measured_tiles.txt holds the
-lines of `small_row_linear.MEASURED_TILES`.
+lines of `linear_tiles.MEASURED_TILES`.
 """
 
 import itertools
@@ -19,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -27,7 +28,8 @@ import torch
 from torch.nn import functional
 
 from eaglecli.kernels import attention as attention_module
-from eaglecli.kernels import launch, small_row_linear
+from eaglecli.kernels import launch
+from eaglecli.kernels import linear as linear_module
 from eaglecli.kernels.attention import AttentionTile, attention_reference, attention_triton
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.linear import (
@@ -37,15 +39,18 @@ from eaglecli.kernels.linear import (
     norm_gate_up_reference,
     norm_linear,
     norm_linear_reference,
+    silu_mul_triton,
 )
+from eaglecli.kernels.linear_tiles import LibraryProduct, LinearTile, MatrixTile, VectorTile, choose_tile
 from eaglecli.kernels.rms_norm import rms_norm, rms_norm_reference
 from eaglecli.kernels.rotary_store import rotary_store, rotary_store_reference
-from eaglecli.kernels.small_row_linear import LinearTile
+from eaglecli.kernels.small_row_linear import small_row_linear
 
 BANDWIDTH_BYTES_PER_US = 4.08e6
 DEVICE = "cuda"
-ROW_COUNTS = (1, 8, 16, 64)
-NUM_WORKERS = 12
+STACK_ROWS = (1, 8, 16)
+STACK_CONTEXTS = (256, 1024)
+NUM_WORKERS = 15
 SHARED_MEMORY_BYTES = 220_000
 ERROR_LIMITS = {torch.float32: 2e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
@@ -122,46 +127,84 @@ def relative_error(out: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def run_linear(
-    operation: str, x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor, residual: torch.Tensor, tile: LinearTile | None
-) -> object:
+    operation: str, x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor | None, residual: torch.Tensor, tile: LinearTile
+) -> torch.Tensor:
+    """What `linear.py` does for this tile; norm None: the rows are normalised already."""
+    if not isinstance(tile, LibraryProduct):
+        if operation in ("o", "down"):
+            return small_row_linear(x, weight, residual=residual, tile=tile)
+        return small_row_linear(x, weight, norm_weight=norm, eps=1e-5, gate_up=operation == "gate_up", tile=tile)
     if operation in ("o", "down"):
-        return small_row_linear.small_row_linear(x, weight, residual=residual, tile=tile)
-    return small_row_linear.small_row_linear(x, weight, norm_weight=norm, eps=1e-5, gate_up=operation == "gate_up", tile=tile)
+        return torch.addmm(residual, x, weight.t())
+    product = functional.linear(x if norm is None else rms_norm(x, norm, 1e-5), weight)
+    return silu_mul_triton(product) if operation == "gate_up" else product
+
+
+MANY_INPUTS_VECTOR = (
+    (8, 512, 2), (4, 512, 2), (8, 512, 4), (2, 1024, 2), (4, 1024, 4), (8, 1024, 4), (1, 2048, 8), (2, 2048, 8), (4, 2048, 8),
+)  # fmt: skip
+
+
+def vector_tiles(pairs: int, num_inputs: int, num_outputs: int) -> list[VectorTile]:
+    if num_inputs >= 2048:
+        choices = MANY_INPUTS_VECTOR
+    else:
+        whole = 1 << (num_inputs - 1).bit_length()
+        choices = tuple(itertools.product((1, 2, 4, 8), (whole,), (4, 8))) + (
+            (16, 64, 1),
+            (32, 64, 2),
+            (64, 64, 4),
+            (16, 128, 2),
+            (32, 128, 4),
+        )
+    return [
+        VectorTile(outputs, inputs, warps)
+        for outputs, inputs, warps in choices
+        if 8 <= outputs * inputs * pairs // (32 * warps) <= 64 and num_outputs / outputs < 40_000
+    ]
+
+
+FEW_INPUTS = (
+    (16, 64, 4, 6), (16, 128, 4, 5), (16, 256, 4, 3, 4), (16, 512, 4, 2, 4), (16, 512, 8, 3, 8), (32, 128, 4, 5), (32, 256, 4, 3, 4),
+    (16, 128, 4, 5, 1, 2), (16, 256, 4, 3, 4, 2), (64, 64, 4, 6), (64, 128, 4, 5), (32, 64, 4, 9),
+)  # fmt: skip
+MANY_INPUTS = (
+    (16, 256, 4, 8), (32, 128, 4, 8), (32, 256, 4, 6), (32, 256, 4, 9), (64, 64, 4, 8), (64, 128, 4, 6), (64, 128, 4, 10),
+    (128, 64, 4, 6), (128, 128, 8, 5), (64, 128, 4, 6, 1, 2), (64, 128, 4, 4, 1, 4), (32, 256, 4, 6, 4), (32, 256, 4, 4, 1, 2),
+    (32, 128, 4, 5), (64, 256, 4, 3), (32, 64, 4, 6), (64, 64, 4, 6), (64, 64, 4, 4),
+)  # fmt: skip
+MANY_ROWS = ((64, 64, 4, 6), (64, 128, 4, 5), (128, 64, 8, 5), (64, 128, 4, 4, 1, 4))
+
+
+def matrix_tiles(num_rows: int, pairs: int, num_inputs: int, num_outputs: int) -> list[MatrixTile]:
+    choices = MANY_ROWS if num_rows > 16 else FEW_INPUTS if num_inputs < 2048 else MANY_INPUTS
+    rows = max(8, num_rows)
+    tiles = []
+    for outputs, inputs, warps, stages, *rest in choices:
+        shared = stages * 2 * (rows + pairs * outputs) * inputs
+        programs = num_outputs // outputs
+        splits = rest[1] if len(rest) > 1 else 1
+        fits = shared <= SHARED_MEMORY_BYTES and programs < 5000 and (splits == 1 or programs < 200) and (programs >= 32 or outputs <= 64)
+        if fits:
+            tiles.append(MatrixTile(rows, outputs, inputs, warps, stages, *rest))
+    return tiles
 
 
 def candidate_tiles(num_rows: int, operation: str, num_inputs: int, num_outputs: int) -> list[LinearTile]:
     pairs = 2 if operation == "gate_up" else 1
-    small = num_inputs < 2048
-    tiles = []
-    if num_rows == 1:
-        widths = (min(2048, 1 << (num_inputs - 1).bit_length()),) if small else (512, 1024, 2048)
-        for outputs, inputs, warps in itertools.product((1, 2, 4, 8), widths, (2, 4, 8)):
-            per_thread = outputs * inputs * pairs // (32 * warps)
-            if (16 if not small else 8) <= per_thread <= 64 and num_outputs / outputs < 40_000:
-                tiles.append(LinearTile(0, outputs, inputs, warps, 1))
-    rows = max(16, num_rows)
-    choices = [(16, 64, 4, 6, 0), (16, 128, 4, 4, 0), (32, 64, 4, 5, 0), (32, 128, 4, 4, 0), (16, 128, 4, 4, 256)]
-    if small:
-        choices += [(8, 64, 4, 6, 0), (16, 64, 2, 9, 0), (8, 64, 2, 9, 0), (8, 128, 4, 5, 0), (16, 128, 4, 5, 512)]
-    else:
-        choices += [(16, 256, 4, 3, 0), (16, 256, 4, 4, 0), (32, 256, 4, 3, 0), (32, 128, 4, 6, 0), (64, 64, 4, 5, 0), (64, 128, 4, 3, 0)]
-        choices += [(16, 256, 4, 4, 512), (32, 128, 4, 4, 256), (64, 128, 8, 3, 0)]
-    if num_rows == 1 and not small:
-        choices = [choice for choice in choices if choice[0] <= 32 and choice[1] >= 128]
-    for outputs, inputs, warps, stages, prefetch in choices:
-        shared = stages * 2 * (rows * inputs + pairs * outputs * inputs)
-        if shared <= SHARED_MEMORY_BYTES and rows * inputs <= 64 * 128:
-            tiles.append(LinearTile(rows, outputs, inputs, warps, stages, prefetch))
-    return tiles
+    own = vector_tiles(pairs, num_inputs, num_outputs) if num_rows == 1 else matrix_tiles(num_rows, pairs, num_inputs, num_outputs)
+    return [*own, LibraryProduct()]
 
 
-def linear_cases() -> list[tuple[ModelShape, str, int, int, int]]:
-    """(model, operation, weight rows, weight columns, rows of x); 8 and 16 rows share their tiles."""
-    cases = []
-    for model in (SMOLLM2, LLAMA_8B):
-        for (operation, n, k), rows in itertools.product([*layer_products(model), ("head", model.vocab, model.hidden)], (1, 8, 64)):
-            cases.append((model, operation, n, k, rows))
-    return cases
+def linear_shapes() -> list[tuple[str, str, int, int, bool]]:
+    """(name, operation, weight rows, weight columns, is of the target) of both models and of the own layers of their drafts."""
+    shapes = []
+    for model, draft_vocab in ((SMOLLM2, 11_776), (LLAMA_8B, 32_000)):
+        shapes += [(model.name, *product, True) for product in (*layer_products(model), ("head", model.vocab, model.hidden))]
+        qkv = layer_products(model)[0][1]
+        draft = (("qkv2", qkv, 2 * model.hidden), ("fc", model.hidden, 3 * model.hidden), ("head", draft_vocab, model.hidden))
+        shapes += [(f"{model.name[:5]}-d", *product, False) for product in draft]
+    return shapes
 
 
 # ---------------------------------------------------------------- attention inputs
@@ -224,10 +267,10 @@ def attention_tensors(case: AttentionCase, layers: int = 1) -> tuple[torch.Tenso
     return q, cache, inputs
 
 
-def check_attention(case: AttentionCase) -> float:
+def check_attention(case: AttentionCase, tile: AttentionTile | None = None) -> float:
     q, cache, inputs = attention_tensors(case)
     poison_free_memory()
-    out = attention_triton(q, cache[0, 0], cache[0, 1], inputs, case.head_dim**-0.5, case.window, case.num_splits)
+    out = attention_triton(q, cache[0, 0], cache[0, 1], inputs, case.head_dim**-0.5, case.window, case.num_splits, 0, tile)
     expected = attention_reference(q.double(), cache[0, 0].double(), cache[0, 1].double(), inputs, case.head_dim**-0.5, case.window)
     return relative_error(out, expected) / ERROR_LIMITS[case.dtype]
 
@@ -254,7 +297,7 @@ def attention_check_cases() -> list[AttentionCase]:
 def attention_timing_cases(model: ModelShape) -> list[AttentionCase]:
     heads = (model.heads, model.kv_heads, model.head_dim)
     cases = [AttentionCase("decode 512/8192", *heads, (512,), (1,), bound=8192)]
-    for context in (512, 4096):
+    for context in (256, 512, 4096):
         cases += [
             AttentionCase(f"decode {context}", *heads, (context,), (1,)),
             AttentionCase(f"chain 8 {context}", *heads, (context,), (8,)),
@@ -288,11 +331,17 @@ def check_linear(dtype: torch.dtype, rows: int, n: int, k: int) -> float:
     return worst / ERROR_LIMITS[dtype]
 
 
-def check_tiles(model: ModelShape, operation: str, n: int, k: int, rows: int) -> float:
-    """Every candidate tile of a shape is compiled and compared: worst error / limit."""
-    worst = 0.0
+def linear_tensors(operation: str, n: int, k: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, norm weight, residual."""
     outputs = n // 2 if operation == "gate_up" else n
     x, norm, residual = (torch.randn(*shape, device=DEVICE).bfloat16() for shape in ((rows, k), (k,), (rows, outputs)))
+    return x, norm, residual
+
+
+def check_tiles(name: str, operation: str, n: int, k: int, rows: int) -> float:
+    """Every candidate tile of a shape is compiled and compared: worst error / limit. `rows` less one are given when there are several."""
+    worst = 0.0
+    x, norm, residual = linear_tensors(operation, n, k, max(1, rows - 1))
     weight = (torch.randn(n, k, device=DEVICE) * k**-0.5).bfloat16()
     if operation in ("o", "down"):
         expected = linear_residual_reference(x.double(), weight.double(), None, residual.double())
@@ -301,14 +350,18 @@ def check_tiles(model: ModelShape, operation: str, n: int, k: int, rows: int) ->
     else:
         expected = norm_linear_reference(x.double(), norm.double(), 1e-5, weight.double(), None)
     problems = []
-    for tile in candidate_tiles(rows, operation, k, outputs):
+    for tile in candidate_tiles(rows, operation, k, expected.shape[1]):
         try:
             poison_free_memory()
-            worst = max(worst, relative_error(run_linear(operation, x, weight, norm, residual, tile), expected))
-        except Exception as error:
-            problems.append(f"{tile}: {type(error).__name__} {str(error)[:80]}")
+            error = relative_error(run_linear(operation, x, weight, norm, residual, tile), expected)
+            if not error <= ERROR_LIMITS[torch.bfloat16]:
+                problems.append(f"{tile}: error {error:.3g}")
+        except Exception as failure:
+            problems.append(f"{tile}: {type(failure).__name__} {str(failure)[:80]}")
+            continue
+        worst = max(worst, error)
     if problems:
-        print(f"  tiles that fail, {model.name} {operation} m={rows}: {problems[:2]} ({len(problems)})", flush=True)
+        print(f"  tiles that fail, {name} {operation} {n}x{k} m={rows}: {problems[:2]} ({len(problems)})", flush=True)
     return worst / ERROR_LIMITS[torch.bfloat16]
 
 
@@ -334,18 +387,36 @@ def check_norm(dtype: torch.dtype, rows: int, width: int) -> float:
     return relative_error(rms_norm(x, weight, 1e-5), rms_norm_reference(x.double(), weight.double(), 1e-5)) / ERROR_LIMITS[dtype]
 
 
+def attention_tiles(case: AttentionCase) -> list[AttentionTile | None]:
+    """None: the tile that is chosen."""
+    if not is_swept(case):
+        return [None]
+    tiles = [AttentionTile(16, 64, 4, stages) for stages in (1, 2, 3, 5)]
+    tiles += [AttentionTile(16, 32, 4, 2), AttentionTile(16, 32, 2, 2), AttentionTile(16, 64, 2, 2), AttentionTile(16, 128, 4, 2)]
+    if max(case.query_lens) * case.heads // case.kv_heads > 32:
+        tiles.append(AttentionTile(64, 64, 8 if case.tree else 4, 3))
+    return [None, *tiles]
+
+
+def is_swept(case: AttentionCase) -> bool:
+    return len(case.prefix_lens) == 1 and max(case.prefix_lens) in (256, 512) and case.bound is None
+
+
 def warm_attention(model: ModelShape, index: int) -> float:
-    """Compile what the timing of a case needs."""
-    return check_attention(attention_timing_cases(model)[index])
+    """Compile what the timing of a case needs; every tile against the reference."""
+    case = attention_timing_cases(model)[index]
+    return max(check_attention(case, tile) for tile in attention_tiles(case))
 
 
 def all_checks() -> list[tuple[str, Callable[..., float], tuple]]:
     checks: list[tuple[str, Callable[..., float], tuple]] = []
-    checks += [(f"tiles {case[0].name} {case[1]} m={case[4]}", check_tiles, case) for case in linear_cases()]
+    for (name, operation, n, k, is_target), rows in itertools.product(linear_shapes(), (1, 8, 16, 32, 64)):
+        if is_target or rows <= 16:
+            checks.append((f"tiles {name} {operation} m={rows}", check_tiles, (name, operation, n, k, rows)))
     checks += [(f"attention {case.name} {case.dtype}", check_attention, (case,)) for case in attention_check_cases()]
     for model in (SMOLLM2, LLAMA_8B):
         checks += [(f"attention timing {model.name} {i}", warm_attention, (model, i)) for i in range(len(attention_timing_cases(model)))]
-        checks += [(f"stack {model.name} m={m}", warm_stack, (model, m)) for m in ROW_COUNTS]
+        checks += [(f"stack {model.name} m={m}", warm_stack, (model, m)) for m in STACK_ROWS]
     for dtype in ERROR_LIMITS:
         checks += [(f"linear {dtype} m={m}", check_linear, (dtype, m, 770, 328)) for m in (1, 5, 33, 64, 100)]
         rotary_cases = ((64, 5, True), (80, 99, False), (128, 3, True))
@@ -365,7 +436,7 @@ def run_check(index: int) -> tuple[str, float, str]:
 
 def section_correctness() -> None:
     checks = all_checks()
-    order = sorted(range(len(checks)), key=lambda index: not checks[index][0].startswith("tiles"))
+    order = sorted(range(len(checks)), key=lambda index: not checks[index][0].startswith(("tiles", "attention timing")))
     failed = 0
     with multiprocessing.get_context("spawn").Pool(NUM_WORKERS) as pool:
         for name, error, trace in pool.imap_unordered(run_check, order):
@@ -380,37 +451,57 @@ def section_correctness() -> None:
 
 def section_linear(best: dict) -> None:
     pool = torch.empty(700_000_000, dtype=torch.bfloat16, device=DEVICE).normal_(std=0.02)
-    print("  shape                     m  us      TB/s  x floor | library us | tile (rows outputs inputs warps stages prefetch)")
-    for model, operation, n, k, rows in linear_cases():
-        try:
-            sweep_shape(model, operation, n, k, rows, pool, best)
-        except Exception as error:
-            print(f"  {model.name} {operation} m={rows} FAILED {type(error).__name__} {str(error)[:200]}", flush=True)
+    print("  shape                     m  us      TB/s  x floor | library us | 1st; 2nd; 3rd; what is chosen now", flush=True)
+    for name, operation, n, k, is_target in linear_shapes():
+        eight: list[LinearTile] = []
+        for rows in (1, 8, 2, 4, 16, 32, 64) if is_target else (1, 8, 2, 4, 16):
+            try:
+                outputs = n // 2 if operation == "gate_up" else n
+                tiles = [*eight[:4], LibraryProduct()] if rows in (2, 4) else candidate_tiles(rows, operation, k, outputs)
+                results = sweep_shape(operation, n, k, rows, tiles, pool)
+                best[(rows, outputs, k, operation == "gate_up")] = results[0][1]
+                if rows == 8:
+                    eight = [tile for _, tile in results if isinstance(tile, MatrixTile)]
+                print_sweep(f"{name:8}{operation:8}{n:7}x{k:<6}{rows:3}", operation, n, k, rows, results)
+            except Exception as error:
+                print(f"  {name} {operation} m={rows} FAILED {type(error).__name__} {str(error)[:200]}", flush=True)
 
 
-def sweep_shape(model: ModelShape, operation: str, n: int, k: int, rows: int, pool: torch.Tensor, best: dict) -> None:
+def sweep_shape(operation: str, n: int, k: int, rows: int, tiles: list[LinearTile], pool: torch.Tensor) -> list[tuple[float, LinearTile]]:
+    """(microseconds, tile), fastest first; the best few are timed a second time."""
     copies = max(1, min(96, 300_000_000 // (n * k)))
     weights = [pool[i * n * k : (i + 1) * n * k].view(n, k) for i in range(copies)]
-    outputs = n // 2 if operation == "gate_up" else n
-    x, norm, residual = (torch.randn(*shape, device=DEVICE).bfloat16() for shape in ((rows, k), (k,), (rows, outputs)))
+    x, norm, residual = linear_tensors(operation, n, k, rows)
+    given_norm = norm if rows == 1 else None
+
+    def measure(tile: LinearTile, repeats: int) -> float:
+        return time_graph(lambda: [run_linear(operation, x, weight, given_norm, residual, tile) for weight in weights], repeats) / copies
+
     results = []
-    for tile in candidate_tiles(rows, operation, k, outputs):
+    for tile in tiles:
         try:
-            us = time_graph(lambda tile=tile: [run_linear(operation, x, w, norm, residual, tile) for w in weights], 5) / copies
-            results.append((us, tile))
+            results.append((measure(tile, 3), tile))
         except Exception:  # reported by the checks
             torch.cuda.synchronize()
     results.sort(key=lambda pair: pair[0])
-    library = time_graph(lambda: [functional.linear(x, w) for w in weights], 5) / copies
-    us, tile = results[0]
+    results[:3] = sorted(((measure(tile, 7), tile) for _, tile in results[:3]), key=lambda pair: pair[0])
+    return results
+
+
+def tile_text(tile: LinearTile) -> str:
+    return f"{type(tile).__name__[0]}{','.join(str(number) for number in astuple(tile))}"
+
+
+def print_sweep(title: str, operation: str, n: int, k: int, rows: int, results: list[tuple[float, LinearTile]]) -> None:
+    us = results[0][0]
     floor = n * k * 2 / BANDWIDTH_BYTES_PER_US
-    default = small_row_linear.choose_tile(rows, outputs, k, operation == "gate_up", torch.bfloat16)
-    default_us = next((t for t, candidate in results if candidate == default), float("nan"))
-    best[(rows, outputs, k, operation == "gate_up")] = tile
-    matrix = next((f" matrix {t:.2f} {tuple(asdict(c).values())}" for t, c in results if c.block_rows), "") if tile.block_rows == 0 else ""
+    library = next((t for t, tile in results if isinstance(tile, LibraryProduct)), float("nan"))
+    chosen = choose_tile(rows, n // 2 if operation == "gate_up" else n, k, operation == "gate_up", torch.bfloat16)
+    chosen_us = next((t for t, tile in results if tile == chosen), float("nan"))
+    texts = [f"{tile_text(tile)} {t:.2f}" for t, tile in results[:3]]
     print(
-        f"  {model.name:8}{operation:8}{n:7}x{k:<6}{rows:3} {us:7.2f} {n * k * 2 / us / 1e6:5.2f} {us / floor:6.2f} |{library:8.2f} | "
-        f"{tuple(asdict(tile).values())} 2nd {results[1][0]:.2f} default {default_us:.2f}{matrix}",
+        f"  {title} {us:7.2f} {n * k * 2 / us / 1e6:5.2f} {us / floor:6.2f} |{library:8.2f} | {'; '.join(texts)}; "
+        f"now {tile_text(chosen)} {chosen_us:.2f}",
         flush=True,
     )
 
@@ -433,20 +524,28 @@ def time_attention(model: ModelShape, case: AttentionCase) -> None:
     scale = case.head_dim**-0.5
 
     def measure(num_splits: int | None, tile: AttentionTile | None = None) -> float:
-        return time_graph(
-            lambda: [attention_triton(q, cache[i, 0], cache[i, 1], inputs, scale, None, num_splits, 0, tile) for i in range(layers)], 5
-        ) / layers
+        return (
+            time_graph(
+                lambda: [attention_triton(q, cache[i, 0], cache[i, 1], inputs, scale, None, num_splits, 0, tile) for i in range(layers)], 5
+            )
+            / layers
+        )
 
     used = sum(case.prefix_lens) + sum(case.query_lens)
     moved = 2 * 2 * used * case.kv_heads * case.head_dim
-    text = f"  {model.name:8}{case.name:18} us {measure(None):7.2f} (bytes / BW {moved / BANDWIDTH_BYTES_PER_US:6.2f}) splits"
-    if case.name in ("decode 512", "decode 4096", "chain 8 512", "tree 16 512", "decode 512/8192"):
-        text += "".join(f" {splits}:{measure(splits):.2f}" for splits in (1, 4, 8, 16, 32))
+    text = f"  {model.name:8}{case.name:18} us {measure(None):7.2f} (bytes / BW {moved / BANDWIDTH_BYTES_PER_US:6.2f})"
+    if is_swept(case):
+        results = []
+        for tile, splits in itertools.product(attention_tiles(case), (None, 4, 8)):
+            if tile is not None:
+                results.append((measure(splits, tile), f"{','.join(map(str, astuple(tile)))}/{splits}"))
+        results.sort()
+        text += " best " + "; ".join(f"{name} {us:.2f}" for us, name in results[:5])
     print(text, flush=True)
 
 
 def section_small() -> None:
-    for model, rows in itertools.product((SMOLLM2, LLAMA_8B), (1, 64)):
+    for model, rows in itertools.product((SMOLLM2, LLAMA_8B), (1, 8, 64)):
         time_small(model, rows)
 
 
@@ -459,7 +558,9 @@ def time_small(model: ModelShape, rows: int) -> None:
     index = torch.arange(rows, dtype=torch.int32, device=DEVICE)
     cos = torch.rand(128, model.head_dim // 2, device=DEVICE)
     rotary_us = time_graph(lambda: [rotary_store(qkv, index, cos, cos, index, k_cache, v_cache, None, None, 1e-5) for _ in range(50)]) / 50
-    print(f"  {model.name:8} m={rows:3} rms_norm {norm_us:5.2f} us, rotary_store {rotary_us:5.2f} us", flush=True)
+    gate_up = torch.randn(rows, 2 * model.intermediate, device=DEVICE).bfloat16()
+    silu_us = time_graph(lambda: [silu_mul_triton(gate_up) for _ in range(50)]) / 50
+    print(f"  {model.name:8} m={rows:3} rms_norm {norm_us:5.2f} us, rotary_store {rotary_us:5.2f}, silu_mul {silu_us:5.2f}", flush=True)
 
 
 # ---------------------------------------------------------------- whole stack
@@ -478,15 +579,12 @@ class Stack:
         self.head = torch.empty(model.vocab, model.hidden, dtype=torch.bfloat16, device=DEVICE).normal_(std=scale)
         self.norm = torch.ones(model.hidden, dtype=torch.bfloat16, device=DEVICE)
         self.set_rows(rows, context)
-        self.cos = torch.rand(context + 128, model.head_dim // 2, device=DEVICE)
+        self.cos = torch.rand(max(STACK_CONTEXTS) + 128, model.head_dim // 2, device=DEVICE)
 
     def set_rows(self, rows: int, context: int) -> None:
-        """64 rows: 64 requests of one token; 8 and 16: one request's tree; 1: one token."""
-        model, heads = self.model, (self.model.heads, self.model.kv_heads, self.model.head_dim)
-        if rows == 64:
-            case = AttentionCase("stack", *heads, (context,) * 64, (1,) * 64)
-        else:
-            case = AttentionCase("stack", *heads, (context,), (rows,), tree=rows > 1)
+        """One request: a token, or a tree of `rows`."""
+        model = self.model
+        case = AttentionCase("stack", model.heads, model.kv_heads, model.head_dim, (context,), (rows,), tree=rows > 1)
         _, self.cache, inputs = attention_tensors(case, len(self.layers))
         starts = inputs.prefix_lens.long()[:, None] + torch.arange(max(case.query_lens), device=DEVICE)
         slots = inputs.slot_table.gather(1, starts).flatten()
@@ -511,34 +609,35 @@ def warm_stack(model: ModelShape, rows: int) -> float:
 
 
 def section_stack(best: dict) -> None:
-    default_choice, default_launch = small_row_linear.choose_tile, launch.dependent_launch_supported
+    default_choice, default_launch = linear_module.choose_tile, launch.dependent_launch_supported
 
     def best_choice(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype) -> LinearTile:
-        bucket = 1 if num_rows == 1 else 8 if num_rows <= 16 else 64
-        found = best.get((bucket, num_outputs, num_inputs, gate_up))
+        found = best.get((1 << (num_rows - 1).bit_length(), num_outputs, num_inputs, gate_up))
         return found or default_choice(num_rows, num_outputs, num_inputs, gate_up, dtype)
 
+    variants = (
+        ("best tiles", best_choice, default_launch),
+        ("no dependent launch", best_choice, lambda device: False),
+        ("tiles of now", default_choice, default_launch),
+        ("library only", lambda *_: LibraryProduct(), default_launch),
+    )
     for model in (SMOLLM2, LLAMA_8B):
         floor = model.weight_bytes / BANDWIDTH_BYTES_PER_US
-        stack = Stack(model, model.layers, 1, 512)
-        for rows in ROW_COUNTS:
-            stack.set_rows(rows, 512)
+        stack = Stack(model, model.layers, 1, STACK_CONTEXTS[0])
+        for rows, context in itertools.product(STACK_ROWS, STACK_CONTEXTS):
+            stack.set_rows(rows, context)
             texts = []
-            for name, choice, supported in (
-                ("default tiles", default_choice, default_launch),
-                ("best tiles", best_choice, default_launch),
-                ("best tiles, no dependent launch", best_choice, lambda device: False),
-            ):
+            for name, choice, supported in variants:
                 try:
-                    small_row_linear.choose_tile, launch.dependent_launch_supported = choice, supported
+                    linear_module.choose_tile, launch.dependent_launch_supported = choice, supported
                     us = time_graph(stack.step)
                     same = torch.equal(stack.step(), stack.step())
                     texts.append(f"{name} {us / 1e3:.3f} ms ({us / floor:.2f} x){'' if same else ' NOT REPEATABLE'}")
                 except Exception as error:
                     texts.append(f"{name} FAILED {type(error).__name__} {str(error)[:150]}")
                 finally:
-                    small_row_linear.choose_tile, launch.dependent_launch_supported = default_choice, default_launch
-            print(f"  {model.name:8} m={rows:3} floor {floor / 1e3:.3f} ms: " + "; ".join(texts), flush=True)
+                    linear_module.choose_tile, launch.dependent_launch_supported = default_choice, default_launch
+            print(f"  {model.name:8} m={rows:3} context {context:5} floor {floor / 1e3:.3f} ms: " + "; ".join(texts), flush=True)
         del stack
         torch.cuda.empty_cache()
 
@@ -551,7 +650,7 @@ def main() -> None:
         ("linear", lambda: section_linear(best)),
         ("attention", section_attention),
         ("small kernels", section_small),
-        ("whole stack, context 512", lambda: section_stack(best)),
+        ("whole stack", lambda: section_stack(best)),
     ]
     print(torch.__version__, torch.cuda.get_device_name(), flush=True)
     for name, section in sections:
@@ -562,7 +661,7 @@ def main() -> None:
             traceback.print_exc(limit=-4)
     print(f"== done [{time.perf_counter() - started:.0f} s]")
     if os.environ.get("OUT"):
-        lines = [f"    {key}: LinearTile{tuple(asdict(tile).values())},\n" for key, tile in best.items()]
+        lines = [f"    {key}: {type(tile).__name__}({', '.join(map(str, astuple(tile)))}),\n" for key, tile in best.items()]
         pathlib.Path(os.environ["OUT"], "measured_tiles.txt").write_text("".join(lines))
 
 

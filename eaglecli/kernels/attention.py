@@ -6,10 +6,10 @@ tokens, so that the tail is read from the cache like the prefix. With a window, 
 positions > p - window; a key in column c of the table has position c. A tail mask is taken as it is.
 Masked slots may hold anything, NaN included. Queries that belong to no row, or see no key, give zeros.
 
-GPU: the queries of a row and the heads of a group are packed into the rows of a tile, so that one load of a block of keys
-serves them all (every branch of a tree, every token of a verify). Keys are walked in blocks of one fixed size counted from
-position 0. With few programs the keys of a row are split over several; a second launch merges their partial results in
-a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
+GPU, one launch: the queries of a row and the heads of a group are packed into the rows of a tile, so that one load of a
+block of keys serves them all (every branch of a tree, every token of a verify). Keys are walked in blocks of one fixed size
+counted from position 0. With few programs the keys of a row are split over several; the last of them to finish merges their
+results in a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
 Source: Dao, "FlashAttention-2" (running softmax) and Dao et al., "Flash-Decoding" (split over keys); numbering our own.
 """
 
@@ -22,11 +22,13 @@ from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eaglecli.kernels.attention_inputs import AttentionInputs
+from eaglecli.kernels.last_arrival import arrival_counters, is_last_arrival
 from eaglecli.kernels.launch import launch_options
 
-_MAX_SPLITS = 64  # the merge holds [splits, head size] float32 in the registers of one program
-_WANTED_PROGRAMS = 264  # two for each of ~132 multiprocessors
-_ONE_SPLIT_BLOCKS = 4  # fewer blocks than this are walked sooner than a second launch starts
+_MAX_SPLITS = 64
+_NUM_MULTIPROCESSORS = 132
+_ONE_SPLIT_BLOCKS = 2  # so few blocks are walked sooner than results are merged
+_MERGED_PER_THREAD = 64  # float32 of the splits' results in the registers of a thread at once
 _LOG2_E = 1.4426950408889634
 
 
@@ -35,6 +37,7 @@ def _attend_block(
     q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position, key, first_key, end_key, prefix_len,
     scale_log2, mask_query_stride, window, kv_head,
     NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, HAS_WINDOW: tl.constexpr, IN_TAIL: tl.constexpr,
+    WIDE_OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """One block of keys: the running softmax state (sums, maximum, total) after it.
 
@@ -42,11 +45,18 @@ def _attend_block(
     """
     column = tl.arange(0, BLOCK_D)
     used = (key >= first_key) & (key < end_key)
-    slot = tl.load(table_ptr + key, mask=used, other=0).to(tl.int64)
+    # without tail or window all keys of a block are used
+    slot = tl.load(table_ptr + key, mask=used, other=0) if IN_TAIL or HAS_WINDOW else tl.load(table_ptr + key)
+    if WIDE_OFFSETS:
+        slot = slot.to(tl.int64)
     place = (slot * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + column[None, :]
-    in_head = (column < HEAD_DIM)[None, :]
-    keys = tl.load(k_cache_ptr + place, mask=used[:, None] & in_head, other=0.0)
-    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+    loaded = used[:, None] & (column < HEAD_DIM)[None, :]
+    if IN_TAIL or HAS_WINDOW or BLOCK_D != HEAD_DIM:
+        keys = tl.load(k_cache_ptr + place, mask=loaded, other=0.0)
+        values = tl.load(v_cache_ptr + place, mask=loaded, other=0.0)
+    else:
+        keys = tl.load(k_cache_ptr + place)
+        values = tl.load(v_cache_ptr + place)
     visible = exists[:, None] & used[None, :]
     if IN_TAIL and mask_ptr is not None:
         tail = key - prefix_len
@@ -55,13 +65,18 @@ def _attend_block(
         if HAS_WINDOW:
             visible = visible & (key[None, :] > position[:, None] - window)
         visible = tl.where((tail >= 0)[None, :], allowed, visible)
-        used = tl.max(visible.to(tl.int32), 0) > 0  # a slot that no query of the tile sees may hold NaN, and 0 * NaN is NaN
+        # 0 * NaN is NaN: bad values are taken out here and given back, by their scores, to the queries that see them
+        is_finite = tl.abs(values.to(tl.float32)) < float("inf")
+        is_bad = tl.min(is_finite.to(tl.int32), 1) == 0
+        values = tl.where(is_finite, values, 0.0)
     else:
         if HAS_WINDOW:
             visible = visible & (key[None, :] > position[:, None] - window)
         if IN_TAIL:
             visible = visible & (key[None, :] - prefix_len <= query[:, None])
-    values = tl.load(v_cache_ptr + place, mask=used[:, None] & in_head, other=0.0)
+    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * scale_log2
+    if IN_TAIL and mask_ptr is not None:
+        scores = tl.where(is_bad[None, :], float("nan"), scores)
     scores = tl.where(visible, scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, 1))
     shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
@@ -70,6 +85,40 @@ def _attend_block(
     total = total * decay + tl.sum(weights, 1)
     sums = tl.dot(weights.to(values.dtype), values, sums * decay[:, None], input_precision="ieee")
     return sums, new_maximum, total
+
+
+@triton.jit
+def _merge_splits(
+    partial_ptr, log_total_ptr, out_ptr, first_query, num_queries, tile, kv_head, num_tokens, num_active,
+    NUM_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr,
+):  # fmt: skip
+    """Store the weighted mean of the active splits' results for the first MERGE_ROWS packed queries of a tile; the tile has no others."""
+    packed = tile * BLOCK_M + tl.arange(0, MERGE_ROWS)
+    query = packed // GROUP
+    exists = query < num_queries
+    row_place = (first_query + query) * NUM_HEADS + kv_head * GROUP + packed % GROUP
+    column = tl.arange(0, BLOCK_D)
+    in_head = column < HEAD_DIM
+    sums = tl.zeros((MERGE_ROWS, BLOCK_D), tl.float32)
+    maximum = tl.full((MERGE_ROWS,), float("-inf"), tl.float32)
+    total = tl.zeros((MERGE_ROWS,), tl.float32)
+    for first in range(0, num_active, MERGE_SPLITS):
+        split = first + tl.arange(0, MERGE_SPLITS)
+        place = (split * num_tokens).to(tl.int64)[None, :] * NUM_HEADS + row_place[:, None]
+        stored = exists[:, None] & (split < num_active)[None, :]
+        log_total = tl.load(log_total_ptr + place, mask=stored, other=float("-inf"), cache_modifier=".cg")
+        source = partial_ptr + place[:, :, None] * HEAD_DIM + column[None, None, :]
+        partial = tl.load(source, mask=stored[:, :, None] & in_head[None, None, :], other=0.0, cache_modifier=".cg")
+        new_maximum = tl.maximum(maximum, tl.max(log_total, 1))
+        shift = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+        weights = tl.exp2(log_total - shift[:, None])
+        decay = tl.exp2(maximum - shift)
+        total = total * decay + tl.sum(weights, 1)
+        sums = sums * decay[:, None] + tl.sum(partial * weights[:, :, None], 1)
+        maximum = new_maximum
+    result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out_ptr + row_place.to(tl.int64)[:, None] * HEAD_DIM + column[None, :], result, mask=exists[:, None] & in_head[None, :])
 
 
 @triton.jit
@@ -96,15 +145,17 @@ def _zero_unowned(
     ]
 )  # fmt: skip
 def _attention_kernel(
-    q_ptr, k_cache_ptr, v_cache_ptr, out_ptr, log_total_ptr, rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, positions_ptr, mask_ptr,
-    scale_log2, batch, num_tokens, table_width, mask_row_stride, mask_query_stride, mask_width, window, num_splits, min_split_keys,
+    q_ptr, k_cache_ptr, v_cache_ptr, out_ptr, partial_ptr, log_total_ptr, counter_ptr,
+    rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, positions_ptr, mask_ptr, scale_log2,
+    batch, num_tokens, table_width, mask_row_stride, mask_query_stride, mask_width, window, num_splits, min_split_keys,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr, TAIL_STAGES: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr, WIDE_OFFSETS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of packed queries, split * NUM_KV_HEADS + key head, row); row number `batch` zeroes what belongs to no row.
 
-    IS_SPLIT: out is float32 [T, NUM_HEADS, num_splits, HEAD_DIM] and log_total [T, NUM_HEADS, num_splits], -inf where a split has no key.
+    IS_SPLIT: partial is float32 [num_splits, T, NUM_HEADS, HEAD_DIM], log_total [num_splits, T, NUM_HEADS], -inf where a query sees no
+    key of a split; counter has a zero for every (row, key head, tile).
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     if DEPENDENT:
@@ -128,7 +179,6 @@ def _attention_kernel(
     head = kv_head * GROUP + packed % GROUP
     column = tl.arange(0, BLOCK_D)
     inside = exists[:, None] & (column < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
 
     prefix_len = tl.load(prefix_lens_ptr + row)
     table_ptr += tl.load(rows_ptr + row).to(tl.int64) * table_width
@@ -148,10 +198,14 @@ def _attention_kernel(
     begin = first_key // BLOCK_N * BLOCK_N
     split_keys = tl.cdiv(tl.cdiv(num_keys - begin, num_splits), BLOCK_N) * BLOCK_N
     split_keys = tl.maximum(split_keys, min_split_keys)
+    num_active = tl.cdiv(num_keys - begin, split_keys)
+    if split >= num_active:
+        return
     begin += split * split_keys
     end = tl.minimum(begin + split_keys, num_keys)
-    prefix_end = tl.minimum(end, prefix_len // BLOCK_N * BLOCK_N)
+    prefix_end = tl.minimum(end, prefix_len) // BLOCK_N * BLOCK_N
 
+    q = tl.load(q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -159,51 +213,36 @@ def _attention_kernel(
         sums, maximum, total = _attend_block(
             q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position,
             start + tl.arange(0, BLOCK_N), first_key, prefix_end, prefix_len, scale_log2, mask_query_stride, window, kv_head,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, False,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, False, WIDE_OFFSETS,
         )  # fmt: skip
     # a masked tail is a block or two: not worth the shared memory of a pipeline
     for start in tl.range(tl.maximum(begin, prefix_end), end, BLOCK_N, num_stages=TAIL_STAGES):
         sums, maximum, total = _attend_block(
             q, sums, maximum, total, k_cache_ptr, v_cache_ptr, table_ptr, mask_ptr, query, exists, position,
             start + tl.arange(0, BLOCK_N), first_key, end, prefix_len, scale_log2, mask_query_stride, window, kv_head,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, True,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_D, HAS_WINDOW, True, WIDE_OFFSETS,
         )  # fmt: skip
 
     has_keys = total > 0.0
     result = sums / tl.where(has_keys, total, 1.0)[:, None]
+    result_place = token * NUM_HEADS + head
+    target = out_ptr + result_place[:, None] * HEAD_DIM + column[None, :]
     if IS_SPLIT:
-        place = (token * NUM_HEADS + head) * num_splits + split
-        tl.store(out_ptr + place[:, None] * HEAD_DIM + column[None, :], result, mask=inside & has_keys[:, None])
-        log_total = tl.where(has_keys, maximum + tl.log2(tl.where(has_keys, total, 1.0)), float("-inf"))
-        # NaN scores fail has_keys; they must reach the result, not vanish
-        tl.store(log_total_ptr + place, tl.where(total == total, log_total, total), mask=exists)
+        if num_active == 1:
+            tl.store(target, result, mask=inside)
+        else:
+            place = split.to(tl.int64) * num_tokens * NUM_HEADS + result_place
+            tl.store(partial_ptr + place[:, None] * HEAD_DIM + column[None, :], result, mask=inside)
+            log_total = tl.where(has_keys, maximum + tl.log2(tl.where(has_keys, total, 1.0)), float("-inf"))
+            # NaN scores fail has_keys; they must reach the result, not vanish
+            tl.store(log_total_ptr + place, tl.where(total == total, log_total, total), mask=exists)
+            if is_last_arrival(counter_ptr + (row * NUM_KV_HEADS + kv_head) * tl.num_programs(0) + tile, num_active):
+                _merge_splits(
+                    partial_ptr, log_total_ptr, out_ptr, first_query, num_queries, tile, kv_head, num_tokens, num_active,
+                    NUM_HEADS, GROUP, HEAD_DIM, BLOCK_D, BLOCK_M, MERGE_ROWS, MERGE_SPLITS,
+                )  # fmt: skip
     else:
-        tl.store(out_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :], result, mask=inside)
-
-
-@triton.jit(do_not_specialize=["batch", "num_splits"])
-def _merge_kernel(
-    partial_ptr, log_total_ptr, query_start_ptr, out_ptr, batch, num_splits,
-    NUM_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_S: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """Program (packed query, head): the weighted mean of the splits' results; zeros for a query that no row owns."""
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    token = tl.program_id(0).to(tl.int64)
-    place = token * NUM_HEADS + tl.program_id(1)
-    split = tl.arange(0, BLOCK_S)
-    column = tl.arange(0, BLOCK_D)
-    splits_of_token = tl.where(token < tl.load(query_start_ptr + batch), num_splits, 0)
-    log_total = tl.load(log_total_ptr + place * num_splits + split, mask=split < splits_of_token, other=float("-inf"))
-    maximum = tl.max(log_total, 0)
-    weights = tl.exp2(log_total - tl.where(maximum == float("-inf"), 0.0, maximum))
-    has_keys = log_total != float("-inf")
-    source = partial_ptr + (place * num_splits + split)[:, None] * HEAD_DIM + column[None, :]
-    partial = tl.load(source, mask=has_keys[:, None] & (column < HEAD_DIM)[None, :], other=0.0)
-    total = tl.sum(weights, 0)
-    result = tl.sum(partial * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + place * HEAD_DIM + column, result, mask=column < HEAD_DIM)
+        tl.store(target, result, mask=inside)
 
 
 @dataclass(frozen=True)
@@ -216,10 +255,17 @@ class AttentionTile:
     num_stages: int
 
 
-def choose_tile(packed_rows: int, is_masked: bool, is_wide: bool) -> AttentionTile:
-    """The tile for this many packed rows. float32 has no matrix unit and masks take registers: their tiles are smaller."""
+def choose_tile(packed_rows: int, num_row_heads: int, is_masked: bool, is_wide: bool) -> AttentionTile:
+    """The tile for this many packed rows of each of num_row_heads (row, key head) pairs.
+
+    float32 has no matrix unit and masks take registers: their tiles are smaller.
+    """
     if is_wide:
         return AttentionTile(16, 32, 4, 2)
+    if num_row_heads * triton.cdiv(packed_rows, 16) <= _NUM_MULTIPROCESSORS:
+        return AttentionTile(
+            16, 64, 4, 1
+        )  # measured; idle multiprocessors: reading keys again from the L2 is sooner done than larger tiles
     block_queries = max(16, min(triton.next_power_of_2(packed_rows), 64 if is_masked else 128))
     num_warps = 8 if block_queries >= (32 if is_masked else 128) else 4
     # two loads follow one another, slots then keys: five stages keep two blocks of keys on their way, three keep one
@@ -231,7 +277,7 @@ def choose_num_splits(num_programs: int, max_keys: int, block_keys: int) -> int:
     num_blocks = triton.cdiv(max_keys, block_keys)
     if num_blocks <= _ONE_SPLIT_BLOCKS:
         return 1
-    return max(1, min(_WANTED_PROGRAMS // num_programs, num_blocks, _MAX_SPLITS))
+    return max(1, min(2 * _NUM_MULTIPROCESSORS // num_programs, num_blocks, _MAX_SPLITS))
 
 
 def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
@@ -258,7 +304,7 @@ def attention_triton(
     min_split_keys: int = 0,
     tile: AttentionTile | None = None,
 ) -> torch.Tensor:
-    """One launch, or two when the keys are split; [T, nh * hd]. ValueError when a shape, stride or dtype is not as `attention` says.
+    """One launch: [T, nh * hd]. ValueError when a shape, stride or dtype is not as `attention` says.
 
     num_splits and tile None choose them from the host bounds. A caller that needs a row's numbers independent of the other rows and of the
     bounds gives a tile, min_split_keys (a multiple of its block_keys) and num_splits >= keys / min_split_keys: splits then are
@@ -274,32 +320,30 @@ def attention_triton(
     packed_rows = inputs.max_query_len * (num_heads // num_kv_heads)
     mask = inputs.tail_mask
     if tile is None:
-        tile = choose_tile(packed_rows, mask is not None, q.dtype not in (torch.bfloat16, torch.float16))
+        tile = choose_tile(packed_rows, batch * num_kv_heads, mask is not None, q.dtype not in (torch.bfloat16, torch.float16))
     num_tiles = triton.cdiv(packed_rows, tile.block_queries)
     tail_width = inputs.max_query_len if mask is None else mask.shape[2]
     if num_splits is None:
         max_keys = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
         num_splits = choose_num_splits(batch * num_kv_heads * num_tiles, max_keys, tile.block_keys)
-    is_split = num_splits > 1
-    partial, log_total = out, None
-    if is_split:
-        partial = torch.empty((num_tokens, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
-        log_total = torch.empty((num_tokens, num_heads, num_splits), dtype=torch.float32, device=q.device)
-    shape = {"NUM_HEADS": num_heads, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
-    options = launch_options(q.device)
-    _attention_kernel[(num_tiles, num_kv_heads * num_splits, batch + (not is_split))](
-        q, k_cache, v_cache, partial, log_total, inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table,
+    partial = log_total = counters = None
+    if num_splits > 1:
+        partial = torch.empty((num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32, device=q.device)
+        log_total = torch.empty((num_splits, num_tokens, num_heads), dtype=torch.float32, device=q.device)
+        counters = arrival_counters(batch * num_kv_heads * num_tiles, q.device)
+    block_dim = max(16, triton.next_power_of_2(head_dim))  # the matrix unit takes 16 columns or more
+    merge_rows = min(tile.block_queries, triton.next_power_of_2(packed_rows))
+    merge_splits = tile.num_warps * 32 * _MERGED_PER_THREAD // (merge_rows * block_dim)
+    _attention_kernel[(num_tiles, num_kv_heads * num_splits, batch + 1)](
+        q, k_cache, v_cache, out, partial, log_total, counters, inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table,
         inputs.positions, None if mask is None else mask.view(torch.uint8), scale * _LOG2_E, batch, num_tokens,
         inputs.slot_table.shape[1], *((0, 0) if mask is None else mask.stride()[:2]), tail_width, window or 0, num_splits, min_split_keys,
-        NUM_KV_HEADS=num_kv_heads, **shape, BLOCK_M=tile.block_queries, BLOCK_N=tile.block_keys, HAS_WINDOW=window is not None,
-        IS_SPLIT=is_split, TAIL_STAGES=tile.num_stages if mask is None else 1,
-        num_warps=tile.num_warps, num_stages=tile.num_stages, **options,
+        NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_dim,
+        BLOCK_M=tile.block_queries, BLOCK_N=tile.block_keys, HAS_WINDOW=window is not None,
+        IS_SPLIT=num_splits > 1, TAIL_STAGES=tile.num_stages if mask is None else 1,
+        MERGE_ROWS=merge_rows, MERGE_SPLITS=max(1, min(16, merge_splits)), WIDE_OFFSETS=k_cache.numel() >= 2**31,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(q.device),
     )  # fmt: skip
-    if is_split:
-        _merge_kernel[(num_tokens, num_heads)](
-            partial, log_total, inputs.query_start, out, batch, num_splits,
-            **shape, BLOCK_S=triton.next_power_of_2(num_splits), num_warps=4, **options,
-        )  # fmt: skip
     return out
 
 
@@ -325,8 +369,11 @@ def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible
     batch, num_queries, num_heads, head_dim = q.shape
     num_keys, num_kv_heads = k.shape[1], k.shape[2]
     group = num_heads // num_kv_heads
-    used = visible.any(1)[:, :, None, None]  # slots no query sees may hold NaN, and 0 * NaN is NaN
-    k, v = (torch.where(used, tensor, 0).to(q.dtype).transpose(1, 2) for tensor in (k, v))
+    # 0 * NaN is NaN: slots that no query sees may hold anything, bad numbers in others are given back to the queries that see them
+    is_finite = (k.isfinite() & v.isfinite()).all(3).all(2)
+    sees_bad = (visible & ~is_finite[:, None]).any(2)
+    is_usable = (visible.any(1) & is_finite)[:, :, None, None]
+    k, v = (torch.where(is_usable, tensor, 0).to(q.dtype).transpose(1, 2) for tensor in (k, v))
     # the heads of a group become further queries of their key head: the keys need no copy per head
     folded = q.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(batch, num_kv_heads, group * num_queries, head_dim)
@@ -335,7 +382,8 @@ def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible
     mask = mask[:, None, None].expand(-1, 1, group, -1, -1).reshape(batch, 1, group * num_queries, num_keys)
     out = functional.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
     out = out.view(batch, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
-    return torch.where(sees_something[:, :, None, None], out.reshape(q.shape), 0)
+    out = torch.where(sees_something[:, :, None, None], out.reshape(q.shape), 0)
+    return torch.where(sees_bad[:, :, None, None], torch.nan, out)
 
 
 def attention_reference(

@@ -11,9 +11,13 @@ Key w of the prefix has position w. Tail keys are never further back than `windo
 engine refuses windows shorter than the tree is deep.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+# attend(q, k_cache, v_cache, inputs, scale, window), see `attention.attention`
+AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "AttentionInputs", float, int | None], torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,3 +33,4 @@ class AttentionInputs:
     tail_mask: torch.Tensor | None  # bool [B, Q, W]; None = causal tail
     max_query_len: int  # host bound: no row has more queries
     max_prefix_len: int  # host bound: no row has a longer prefix
+    attend: AttentionFunction | None = None  # what computes it; None: `attention.attention`, which goes by the device

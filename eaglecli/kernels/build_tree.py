@@ -5,7 +5,7 @@ Pool index of a candidate: level 0 has 0 .. K-1; level l >= 1 has K + K*K*(l-1) 
 grew from. Its score is the float32 sum of log q on its path. Order everywhere: higher score, then lower pool index. A child
 never scores above its parent and has the higher index, so the best nodes are closed under parents, ties and -inf included.
 
-    start_beams          level 0, from the top-k that the extend stage left
+    start_beams          the pool, and level 0 in it: the top-k that the extend stage left
     expand_beams         one further level
     select_nodes         pool -> the tree to verify
     root_only_tree       the tree of plain decoding
@@ -18,21 +18,28 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.draft_topk import DraftCandidates
 
 _TILE = 32  # candidates compared at a time
 
 
 @dataclass(frozen=True, eq=False)
-class BeamExpansion:
-    """One level of candidates (Q = K at level 0, else K*K) and the K best of them, best first: the next beams."""
+class CandidatePool:
+    """All P candidates of each row, level after level."""
 
-    pool_score: torch.Tensor  # float32 [B, Q]
-    pool_token: torch.Tensor  # int64 [B, Q]
-    pool_parent: torch.Tensor  # int32 [B, Q] pool index of the parent, -1 = root
-    beam_score: torch.Tensor  # float32 [B, K]
-    beam_token: torch.Tensor  # int64 [B, K]
-    beam_row: torch.Tensor  # int32 [B, K] which of the K rows just run is the parent
-    beam_pool: torch.Tensor  # int32 [B, K] own pool index
+    score: torch.Tensor  # float32 [B, P]
+    token: torch.Tensor  # int64 [B, P]
+    parent: torch.Tensor  # int32 [B, P] pool index of the parent, -1 = root
+
+
+@dataclass(frozen=True, eq=False)
+class Beams:
+    """The K best candidates of one level, best first: what the next step runs."""
+
+    score: torch.Tensor  # float32 [B, K]
+    token: torch.Tensor  # int64 [B, K]
+    row: torch.Tensor  # int32 [B, K] which of the K rows just run is the parent
+    pool: torch.Tensor  # int32 [B, K] own pool index
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,36 +52,98 @@ class DraftTree:
     ancestor_mask: torch.Tensor  # bool [B, N, N]: [b, n, m] = m is n or an ancestor of n
 
 
-def start_beams(log_q: torch.Tensor, token: torch.Tensor) -> BeamExpansion:
-    """Level 0: log_q float32 [B, K] (best first) and token int64 [B, K] hang on the root, all grown from one row."""
-    parent = torch.full_like(token, -1, dtype=torch.int32)
-    pool = torch.arange(token.shape[1], dtype=torch.int32, device=token.device).repeat(token.shape[0], 1)
-    return BeamExpansion(log_q, token, parent, log_q, token, torch.zeros_like(parent), pool)
+def empty_tree(num_rows: int, num_nodes: int, device: torch.device) -> DraftTree:
+    """An unwritten tree."""
+    return DraftTree(
+        tokens=torch.empty(num_rows, num_nodes, dtype=torch.int64, device=device),
+        parents=torch.empty(num_rows, num_nodes, dtype=torch.int32, device=device),
+        depths=torch.empty(num_rows, num_nodes, dtype=torch.int32, device=device),
+        ancestor_mask=torch.empty(num_rows, num_nodes, num_nodes, dtype=torch.bool, device=device),
+    )
+
+
+def _empty_pool(num_rows: int, num_candidates: int, device: torch.device) -> CandidatePool:
+    return CandidatePool(
+        score=torch.empty(num_rows, num_candidates, dtype=torch.float32, device=device),
+        token=torch.empty(num_rows, num_candidates, dtype=torch.int64, device=device),
+        parent=torch.empty(num_rows, num_candidates, dtype=torch.int32, device=device),
+    )
+
+
+def _empty_beams(num_rows: int, topk: int, device: torch.device) -> Beams:
+    return Beams(
+        score=torch.empty(num_rows, topk, dtype=torch.float32, device=device),
+        token=torch.empty(num_rows, topk, dtype=torch.int64, device=device),
+        row=torch.empty(num_rows, topk, dtype=torch.int32, device=device),
+        pool=torch.empty(num_rows, topk, dtype=torch.int32, device=device),
+    )
+
+
+def _first_of_level(level: int, topk: int) -> int:
+    """Pool index of the first candidate of a level."""
+    return topk + topk * topk * (level - 1) if level else 0
+
+
+@triton.jit
+def _start_beams_kernel(
+    rows_ptr, log_q_ptr, token_ptr, pool_score_ptr, pool_token_ptr, pool_parent_ptr,
+    beam_score_ptr, beam_token_ptr, beam_row_ptr, beam_pool_ptr, num_pool, TOPK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    batch_row = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows_ptr + batch_row).to(tl.int64)
+    beam = tl.arange(0, BLOCK)
+    inside = beam < TOPK
+    score = tl.load(log_q_ptr + row * TOPK + beam, mask=inside, other=0.0)
+    token = tl.load(token_ptr + row * TOPK + beam, mask=inside, other=0)
+    pool = batch_row * num_pool + beam
+    tl.store(pool_score_ptr + pool, score, mask=inside)
+    tl.store(pool_token_ptr + pool, token, mask=inside)
+    tl.store(pool_parent_ptr + pool, tl.full([BLOCK], -1, tl.int32), mask=inside)
+    beams = batch_row * TOPK + beam
+    tl.store(beam_score_ptr + beams, score, mask=inside)
+    tl.store(beam_token_ptr + beams, token, mask=inside)
+    tl.store(beam_row_ptr + beams, tl.zeros([BLOCK], tl.int32), mask=inside)
+    tl.store(beam_pool_ptr + beams, beam, mask=inside)
+
+
+def start_beams_triton(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> tuple[CandidatePool, Beams]:
+    """One launch, one program a row; see `start_beams`."""
+    _check_start(rows, candidates, num_levels)
+    num_rows, topk = rows.shape[0], candidates.token.shape[1]
+    pool = _empty_pool(num_rows, _first_of_level(num_levels, topk), rows.device)
+    beams = _empty_beams(num_rows, topk, rows.device)
+    if num_rows:
+        _start_beams_kernel[(num_rows,)](
+            rows, candidates.log_q, candidates.token, pool.score, pool.token, pool.parent, beams.score, beams.token, beams.row, beams.pool,
+            pool.score.shape[1], TOPK=topk, BLOCK=triton.next_power_of_2(topk), num_warps=1,
+        )  # fmt: skip
+    return pool, beams
 
 
 @triton.jit
 def _expand_beams_kernel(
-    beam_score_ptr, child_log_q_ptr, child_token_ptr, parent_ptr,
-    pool_score_ptr, pool_token_ptr, pool_parent_ptr, out_score_ptr, out_token_ptr, out_row_ptr, out_pool_ptr,
-    first_pool, TOPK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    beam_score_ptr, beam_pool_ptr, child_log_q_ptr, child_token_ptr, pool_score_ptr, pool_token_ptr, pool_parent_ptr,
+    out_score_ptr, out_token_ptr, out_row_ptr, out_pool_ptr,
+    first_pool, num_pool, TOPK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    beams, pool, num_candidates = row * TOPK, row * TOPK * TOPK, TOPK * TOPK
+    num_candidates: tl.constexpr = TOPK * TOPK
+    beams, children, pool = row * TOPK, row * num_candidates, row * num_pool + first_pool
     index = tl.arange(0, BLOCK)
     inside = index < num_candidates
     beam = index // TOPK
     score = tl.load(beam_score_ptr + beams + beam, mask=inside, other=0.0)
-    score += tl.load(child_log_q_ptr + pool + index, mask=inside, other=0.0)
-    token = tl.load(child_token_ptr + pool + index, mask=inside, other=0)
+    score += tl.load(child_log_q_ptr + children + index, mask=inside, other=0.0)
+    token = tl.load(child_token_ptr + children + index, mask=inside, other=0)
     tl.store(pool_score_ptr + pool + index, score, mask=inside)
     tl.store(pool_token_ptr + pool + index, token, mask=inside)
-    tl.store(pool_parent_ptr + pool + index, tl.load(parent_ptr + beams + beam, mask=inside, other=0), mask=inside)
+    tl.store(pool_parent_ptr + pool + index, tl.load(beam_pool_ptr + beams + beam, mask=inside, other=0), mask=inside)
     rank = tl.zeros([BLOCK], tl.int32)
-    for first in tl.static_range(0, TOPK * TOPK, TILE):
+    for first in tl.static_range(0, num_candidates, TILE):
         other = first + tl.arange(0, TILE)
         is_candidate = other < num_candidates
         other_score = tl.load(beam_score_ptr + beams + other // TOPK, mask=is_candidate, other=0.0)
-        other_score += tl.load(child_log_q_ptr + pool + other, mask=is_candidate, other=0.0)
+        other_score += tl.load(child_log_q_ptr + children + other, mask=is_candidate, other=0.0)
         better = (other_score[None, :] > score[:, None]) | ((other_score[None, :] == score[:, None]) & (other[None, :] < index[:, None]))
         rank += tl.sum((better & is_candidate[None, :]).to(tl.int32), axis=1)
     is_beam = inside & (rank < TOPK)
@@ -84,30 +153,16 @@ def _expand_beams_kernel(
     tl.store(out_pool_ptr + beams + rank, first_pool + index, mask=is_beam)
 
 
-def expand_beams_triton(
-    level: int, beam_score: torch.Tensor, child_log_q: torch.Tensor, child_token: torch.Tensor, child_parent_pool: torch.Tensor
-) -> BeamExpansion:
-    """Launch one program per row; see `expand_beams`."""
-    _check_beams(level, beam_score, child_log_q, child_token, child_parent_pool)
-    num_rows, topk = beam_score.shape
-
-    def empty(width: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(num_rows, width, dtype=dtype, device=beam_score.device)
-
-    out = BeamExpansion(
-        pool_score=empty(topk * topk, torch.float32),
-        pool_token=empty(topk * topk, torch.int64),
-        pool_parent=empty(topk * topk, torch.int32),
-        beam_score=empty(topk, torch.float32),
-        beam_token=empty(topk, torch.int64),
-        beam_row=empty(topk, torch.int32),
-        beam_pool=empty(topk, torch.int32),
-    )
+def expand_beams_triton(level: int, beams: Beams, children: DraftCandidates, pool: CandidatePool) -> Beams:
+    """One launch, one program a row; see `expand_beams`."""
+    _check_beams(level, beams, children, pool)
+    num_rows, topk = beams.score.shape
+    out = _empty_beams(num_rows, topk, beams.score.device)
     if num_rows:
         _expand_beams_kernel[(num_rows,)](
-            beam_score, child_log_q, child_token, child_parent_pool,
-            out.pool_score, out.pool_token, out.pool_parent, out.beam_score, out.beam_token, out.beam_row, out.beam_pool,
-            topk + topk * topk * (level - 1), TOPK=topk, BLOCK=triton.next_power_of_2(topk * topk), TILE=_TILE,
+            beams.score, beams.pool, children.log_q, children.token, pool.score, pool.token, pool.parent,
+            out.score, out.token, out.row, out.pool, _first_of_level(level, topk), pool.score.shape[1],
+            TOPK=topk, BLOCK=triton.next_power_of_2(topk * topk), TILE=_TILE,
         )  # fmt: skip
     return out
 
@@ -122,7 +177,7 @@ def _is_kept(score_ptr, index, cut_score, cut_index, NUM_POOL: tl.constexpr):
 
 @triton.jit
 def _select_nodes_kernel(
-    score_ptr, token_ptr, parent_ptr, root_ptr, out_token_ptr, out_parent_ptr, out_depth_ptr, out_mask_ptr,
+    score_ptr, token_ptr, parent_ptr, rows_ptr, root_ptr, out_token_ptr, out_parent_ptr, out_depth_ptr, out_mask_ptr,
     NUM_POOL: tl.constexpr, POOL_BLOCK: tl.constexpr, NUM_NODES: tl.constexpr, NODE_BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -152,7 +207,7 @@ def _select_nodes_kernel(
     is_node = node < NUM_NODES
     is_draft = is_node & (node > 0)
     token = tl.load(token_ptr + row * NUM_POOL + pool_index, mask=is_draft, other=0)
-    token = tl.where(node == 0, tl.load(root_ptr + row), token)
+    token = tl.where(node == 0, tl.load(root_ptr + tl.load(rows_ptr + row)), token)
     # A parent is kept too, so its node number is the count of kept entries up to it; -1 counts none: the root.
     parent_pool = tl.load(parent_ptr + row * NUM_POOL + pool_index, mask=is_draft, other=-1)
     parent = tl.zeros([NODE_BLOCK], tl.int32)
@@ -177,70 +232,94 @@ def _select_nodes_kernel(
     tl.store(out_mask_ptr + nodes[:, None] * NUM_NODES + node[None, :], mask != 0, mask=is_node[:, None] & is_node[None, :])
 
 
-def select_nodes_triton(
-    pool_score: torch.Tensor, pool_token: torch.Tensor, pool_parent: torch.Tensor, root_token: torch.Tensor, num_draft_tokens: int
-) -> DraftTree:
-    """Launch one program per row; see `select_nodes`."""
-    _check_pool(pool_score, pool_token, pool_parent, root_token, num_draft_tokens)
-    num_rows, num_pool = pool_score.shape
-    out = DraftTree(
-        tokens=torch.empty(num_rows, num_draft_tokens, dtype=torch.int64, device=pool_score.device),
-        parents=torch.empty(num_rows, num_draft_tokens, dtype=torch.int32, device=pool_score.device),
-        depths=torch.empty(num_rows, num_draft_tokens, dtype=torch.int32, device=pool_score.device),
-        ancestor_mask=torch.empty(num_rows, num_draft_tokens, num_draft_tokens, dtype=torch.bool, device=pool_score.device),
-    )
+def select_nodes_triton(pool: CandidatePool, rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree) -> None:
+    """One launch, one program a row; see `select_nodes`."""
+    _check_pool(pool, rows, root_token, out)
+    num_rows, num_pool = pool.score.shape
+    num_nodes = out.tokens.shape[1]
     if num_rows:
         _select_nodes_kernel[(num_rows,)](
-            pool_score, pool_token, pool_parent, root_token, out.tokens, out.parents, out.depths, out.ancestor_mask,
+            pool.score, pool.token, pool.parent, rows, root_token, out.tokens, out.parents, out.depths, out.ancestor_mask,
             NUM_POOL=num_pool, POOL_BLOCK=triton.next_power_of_2(num_pool),
-            NUM_NODES=num_draft_tokens, NODE_BLOCK=triton.next_power_of_2(num_draft_tokens),
+            NUM_NODES=num_nodes, NODE_BLOCK=triton.next_power_of_2(num_nodes),
             TILE=_TILE, num_warps=4 if num_pool <= 256 else 16,
         )  # fmt: skip
-    return out
 
 
-def expand_beams_reference(
-    level: int, beam_score: torch.Tensor, child_log_q: torch.Tensor, child_token: torch.Tensor, child_parent_pool: torch.Tensor
-) -> BeamExpansion:
+@triton.jit
+def _root_only_tree_kernel(
+    rows_ptr, root_ptr, tokens_ptr, parents_ptr, depths_ptr, mask_ptr, num_rows, BLOCK: tl.constexpr
+):  # fmt: skip
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < num_rows
+    row = tl.load(rows_ptr + index, mask=inside, other=0)
+    tl.store(tokens_ptr + index, tl.load(root_ptr + row, mask=inside, other=0), mask=inside)
+    tl.store(parents_ptr + index, tl.full([BLOCK], -1, tl.int32), mask=inside)
+    tl.store(depths_ptr + index, tl.zeros([BLOCK], tl.int32), mask=inside)
+    tl.store(mask_ptr + index, tl.full([BLOCK], 1, tl.int1), mask=inside)
+
+
+def root_only_tree_triton(rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree) -> None:
+    """One launch; see `root_only_tree`."""
+    _check_tree(rows, root_token, out, 1)
+    num_rows = rows.shape[0]
+    if num_rows:
+        _root_only_tree_kernel[(triton.cdiv(num_rows, 256),)](
+            rows, root_token, out.tokens, out.parents, out.depths, out.ancestor_mask, num_rows, BLOCK=256, num_warps=1
+        )
+
+
+def start_beams_reference(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> tuple[CandidatePool, Beams]:
+    """See `start_beams`."""
+    _check_start(rows, candidates, num_levels)
+    topk = candidates.token.shape[1]
+    score, token = candidates.log_q[rows], candidates.token[rows]
+    pool = _empty_pool(rows.shape[0], _first_of_level(num_levels, topk), rows.device)
+    pool.score[:, :topk], pool.token[:, :topk], pool.parent[:, :topk] = score, token, -1
+    index = torch.arange(topk, dtype=torch.int32, device=rows.device).repeat(rows.shape[0], 1)
+    return pool, Beams(score, token, torch.zeros_like(index), index)
+
+
+def expand_beams_reference(level: int, beams: Beams, children: DraftCandidates, pool: CandidatePool) -> Beams:
     """See `expand_beams`."""
-    _check_beams(level, beam_score, child_log_q, child_token, child_parent_pool)
-    topk = beam_score.shape[1]
-    score = (beam_score[:, :, None] + child_log_q).flatten(1)
-    token = child_token.flatten(1)
-    parent = child_parent_pool[:, :, None].expand(-1, -1, topk).flatten(1)
+    _check_beams(level, beams, children, pool)
+    num_rows, topk = beams.score.shape
+    score = beams.score.repeat_interleave(topk, 1) + children.log_q.view(num_rows, -1)
+    token = children.token.view(num_rows, -1)
+    first = _first_of_level(level, topk)
+    part = slice(first, first + topk * topk)
+    pool.score[:, part], pool.token[:, part], pool.parent[:, part] = score, token, beams.pool.repeat_interleave(topk, 1)
     best = torch.sort(score, dim=1, descending=True, stable=True).indices[:, :topk]
-    first_pool = topk + topk * topk * (level - 1)
-    return BeamExpansion(
-        pool_score=score,
-        pool_token=token,
-        pool_parent=parent,
-        beam_score=score.gather(1, best),
-        beam_token=token.gather(1, best),
-        beam_row=(best // topk).to(torch.int32),
-        beam_pool=(best + first_pool).to(torch.int32),
-    )
+    return Beams(score.gather(1, best), token.gather(1, best), (best // topk).to(torch.int32), (best + first).to(torch.int32))
 
 
-def select_nodes_reference(
-    pool_score: torch.Tensor, pool_token: torch.Tensor, pool_parent: torch.Tensor, root_token: torch.Tensor, num_draft_tokens: int
-) -> DraftTree:
+def select_nodes_reference(pool: CandidatePool, rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree) -> None:
     """See `select_nodes`."""
-    _check_pool(pool_score, pool_token, pool_parent, root_token, num_draft_tokens)
-    best = torch.sort(pool_score, dim=1, descending=True, stable=True).indices[:, : num_draft_tokens - 1]
+    _check_pool(pool, rows, root_token, out)
+    num_nodes = out.tokens.shape[1]
+    best = torch.sort(pool.score, dim=1, descending=True, stable=True).indices[:, : num_nodes - 1]
     kept = best.sort(dim=1).values
-    node = torch.arange(1, num_draft_tokens, device=kept.device).expand_as(kept)
+    node = torch.arange(1, num_nodes, device=kept.device).expand_as(kept)
     # Entry 0 stands for the root (parent -1), entry i + 1 for pool index i.
-    node_of_pool = torch.zeros(pool_score.shape[0], pool_score.shape[1] + 1, dtype=torch.int64, device=kept.device)
+    node_of_pool = torch.zeros(pool.score.shape[0], pool.score.shape[1] + 1, dtype=torch.int64, device=kept.device)
     node_of_pool = node_of_pool.scatter(1, kept + 1, node)
-    parents = node_of_pool.gather(1, pool_parent.gather(1, kept).to(torch.int64) + 1)
-    parents = torch.cat([torch.full_like(root_token[:, None], -1), parents], dim=1)
+    parents = node_of_pool.gather(1, pool.parent.gather(1, kept).to(torch.int64) + 1)
+    root = root_token[rows][:, None]
+    parents = torch.cat([torch.full_like(root, -1), parents], dim=1)
     mask = _ancestor_mask(parents)
-    return DraftTree(
-        tokens=torch.cat([root_token[:, None], pool_token.gather(1, kept)], dim=1),
-        parents=parents.to(torch.int32),
-        depths=mask.sum(dim=2, dtype=torch.int32) - 1,
-        ancestor_mask=mask,
-    )
+    out.tokens.copy_(torch.cat([root, pool.token.gather(1, kept)], dim=1))
+    out.parents.copy_(parents)
+    out.depths.copy_(mask.sum(dim=2) - 1)
+    out.ancestor_mask.copy_(mask)
+
+
+def root_only_tree_reference(rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree) -> None:
+    """See `root_only_tree`."""
+    _check_tree(rows, root_token, out, 1)
+    out.tokens.copy_(root_token[rows][:, None])
+    out.parents.fill_(-1)
+    out.depths.zero_()
+    out.ancestor_mask.fill_(True)
 
 
 def _ancestor_mask(parents: torch.Tensor) -> torch.Tensor:
@@ -253,58 +332,79 @@ def _ancestor_mask(parents: torch.Tensor) -> torch.Tensor:
     return reach > 0.0
 
 
-def _check_beams(
-    level: int, beam_score: torch.Tensor, child_log_q: torch.Tensor, child_token: torch.Tensor, child_parent_pool: torch.Tensor
-) -> None:
+def _check_start(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> None:
+    if num_levels < 1:
+        raise ValueError(f"a tree has level 0 at least, got {num_levels} levels")
+    require("rows", rows, torch.int32, -1)
+    require("log_q", candidates.log_q, torch.float32, -1, -1)
+    require("token", candidates.token, torch.int64, *candidates.log_q.shape)
+
+
+def _check_beams(level: int, beams: Beams, children: DraftCandidates, pool: CandidatePool) -> None:
     if level < 1:
         raise ValueError(f"level 0 is start_beams', expand_beams begins at level 1, got {level}")
-    require("beam_score", beam_score, torch.float32, -1, -1)
-    num_rows, topk = beam_score.shape
-    require("child_log_q", child_log_q, torch.float32, num_rows, topk, topk)
-    require("child_token", child_token, torch.int64, num_rows, topk, topk)
-    require("child_parent_pool", child_parent_pool, torch.int32, num_rows, topk)
+    require("beam score", beams.score, torch.float32, -1, -1)
+    num_rows, topk = beams.score.shape
+    require("beam pool index", beams.pool, torch.int32, num_rows, topk)
+    require("children's log_q", children.log_q, torch.float32, num_rows * topk, topk)
+    require("children's token", children.token, torch.int64, num_rows * topk, topk)
+    _require_pool(pool, num_rows)
+    if _first_of_level(level + 1, topk) > pool.score.shape[1]:
+        raise ValueError(f"a pool of {pool.score.shape[1]} candidates has no level {level}")
 
 
-def _check_pool(
-    pool_score: torch.Tensor, pool_token: torch.Tensor, pool_parent: torch.Tensor, root_token: torch.Tensor, num_draft_tokens: int
-) -> None:
-    require("pool_score", pool_score, torch.float32, -1, -1)
-    require("pool_token", pool_token, torch.int64, *pool_score.shape)
-    require("pool_parent", pool_parent, torch.int32, *pool_score.shape)
-    require("root_token", root_token, torch.int64, pool_score.shape[0])
-    if not 2 <= num_draft_tokens <= pool_score.shape[1] + 1:
-        raise ValueError(f"a pool of {pool_score.shape[1]} candidates cannot give a tree of {num_draft_tokens} nodes")
+def _require_pool(pool: CandidatePool, num_rows: int) -> None:
+    require("pool score", pool.score, torch.float32, num_rows, -1)
+    require("pool token", pool.token, torch.int64, *pool.score.shape)
+    require("pool parent", pool.parent, torch.int32, *pool.score.shape)
 
 
-def expand_beams(
-    level: int, beam_score: torch.Tensor, child_log_q: torch.Tensor, child_token: torch.Tensor, child_parent_pool: torch.Tensor
-) -> BeamExpansion:
-    """Candidates of level >= 1 and the next beams.
+def _check_pool(pool: CandidatePool, rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree) -> None:
+    _require_pool(pool, rows.shape[0])
+    num_nodes = out.tokens.shape[-1]
+    if not 2 <= num_nodes <= pool.score.shape[1] + 1:
+        raise ValueError(f"a pool of {pool.score.shape[1]} candidates cannot give a tree of {num_nodes} nodes")
+    _check_tree(rows, root_token, out, num_nodes)
 
-    beam_score float32 [B, K]; child_log_q float32 and child_token int64 [B, K, K] (beam, child); child_parent_pool int32 [B, K],
-    the pool index of each beam (`beam_pool` of the level before).
+
+def _check_tree(rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree, num_nodes: int) -> None:
+    num_rows = rows.shape[0]
+    require("rows", rows, torch.int32, -1)
+    require("root_token", root_token, torch.int64, -1)
+    require("tree tokens", out.tokens, torch.int64, num_rows, num_nodes)
+    require("tree parents", out.parents, torch.int32, num_rows, num_nodes)
+    require("tree depths", out.depths, torch.int32, num_rows, num_nodes)
+    require("tree mask", out.ancestor_mask, torch.bool, num_rows, num_nodes, num_nodes)
+
+
+def start_beams(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> tuple[CandidatePool, Beams]:
+    """A pool with room for `num_levels` levels, level 0 written, and its beams.
+
+    rows int32 [B]; candidates [R, K] of the row state, best first, all grown from each row's root.
     """
-    if beam_score.is_cuda:
-        return expand_beams_triton(level, beam_score, child_log_q, child_token, child_parent_pool)
-    return expand_beams_reference(level, beam_score, child_log_q, child_token, child_parent_pool)
+    launch = start_beams_triton if rows.is_cuda else start_beams_reference
+    return launch(rows, candidates, num_levels)
 
 
-def select_nodes(
-    pool_score: torch.Tensor, pool_token: torch.Tensor, pool_parent: torch.Tensor, root_token: torch.Tensor, num_draft_tokens: int
-) -> DraftTree:
-    """The root and the num_draft_tokens - 1 best of the pool.
+def expand_beams(level: int, beams: Beams, children: DraftCandidates, pool: CandidatePool) -> Beams:
+    """Write the candidates of level >= 1 into the pool; the next beams.
 
-    pool_score float32, pool_token int64, pool_parent int32, all [B, P] (the levels side by side); root_token int64 [B].
-    Raises ValueError when the pool is too small.
+    children [B * K, K]: those of beam k of row b are row b * K + k.
     """
-    if pool_score.is_cuda:
-        return select_nodes_triton(pool_score, pool_token, pool_parent, root_token, num_draft_tokens)
-    return select_nodes_reference(pool_score, pool_token, pool_parent, root_token, num_draft_tokens)
+    launch = expand_beams_triton if beams.score.is_cuda else expand_beams_reference
+    return launch(level, beams, children, pool)
 
 
-def root_only_tree(root_token: torch.Tensor) -> DraftTree:
-    """Plain decoding: root_token int64 [B] -> a tree of one node per row."""
-    tokens = root_token[:, None]
-    parents = torch.full_like(tokens, -1, dtype=torch.int32)
-    mask = torch.ones_like(tokens, dtype=torch.bool)[:, :, None]
-    return DraftTree(tokens, parents, torch.zeros_like(parents), mask)
+def select_nodes(pool: CandidatePool, rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree) -> None:
+    """Fill `out` with the root and the N - 1 best of the pool.
+
+    rows int32 [B] name the roots in root_token int64 [R]. Raises ValueError when the pool is too small.
+    """
+    launch = select_nodes_triton if rows.is_cuda else select_nodes_reference
+    launch(pool, rows, root_token, out)
+
+
+def root_only_tree(rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree) -> None:
+    """Plain decoding: fill `out` with trees of one node, the roots that rows int32 [B] name in root_token int64 [R]."""
+    launch = root_only_tree_triton if rows.is_cuda else root_only_tree_reference
+    launch(rows, root_token, out)

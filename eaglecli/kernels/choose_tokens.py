@@ -11,44 +11,62 @@ Greedy rows (temperature 0) take the arg-max. Sampled rows take, with z = (logit
 The arg-max of z + G follows softmax(z) exactly (Gumbel-max; Maddison et al., "A* sampling", NeurIPS 2014), so the text is a
 function of prefix and noise alone. Equal logits rank by lowest id everywhere.
 
-The kernel gives a row to one program and never sorts. top-k and top-p each keep a prefix of the order (logit descending, id
-ascending), so each is one cut (logit, id): the logit is found digit by digit on its bits, highest digit first, by one pass a
-digit that weighs what lies at or above each of the digit's values; the id by one pass over the equal logits.
+Two launches. The first cuts a row into chunks of one fixed size, so that what is chosen does not depend on how many rows there are;
+a program finds the winner of its chunk, with (logits - chunk maximum) in place of z. The second, one program a row, scores the
+winners with z itself. A row with filters is chosen there from all its logits, without sorting: top-k and top-p each keep a prefix
+of the order (logit descending, id ascending), so each is one cut (logit, id). The logit is found digit by digit on its bits,
+highest digit first, by one pass a digit that weighs what lies at or above each of the digit's values; the id by one pass over the
+equal logits. (In one launch, the registers of the filters would let too few of the first kind of programs run side by side.)
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require, require_rows
-from eaglecli.kernels.philox import gumbel_noise_dense_reference, gumbel_of_range
+from eaglecli.kernels.philox import gumbel_noise_dense_reference, gumbel_of_range, gumbel_of_tokens
 
-_BLOCK = 2048  # logits looked at together
+_CHUNK = 2048  # logits of one program of the first launch
+_BLOCK = 2048  # logits that a filter looks at together
 _DIGIT_BITS = 4  # of the order key, settled by one pass over a row
 
 
 @dataclass(frozen=True, eq=False)
 class SamplingTensors:
-    """How each of M rows samples. The two hints live on the host: False promises that no row needs that work."""
+    """How R rows sample, and which of them are asked: row m of M = B * repeats rows of logits belongs to rows[m // repeats].
 
-    temperature: torch.Tensor  # float32 [M]; 0 is greedy
-    top_k: torch.Tensor  # int32 [M]; below 1 keeps the whole vocabulary
-    top_p: torch.Tensor  # float32 [M]; 1 or more keeps everything
-    min_p: torch.Tensor  # float32 [M] in [0, 1]
-    seed: torch.Tensor  # int64 [M]
-    sample: torch.Tensor  # int32 [M]
+    The settings stay where they are; kernels look them up. The two hints live on the host: False promises that no row needs that work.
+    """
+
+    temperature: torch.Tensor  # float32 [R]; 0 is greedy
+    top_k: torch.Tensor  # int32 [R]; below 1 keeps the whole vocabulary
+    top_p: torch.Tensor  # float32 [R]; 1 or more keeps everything
+    min_p: torch.Tensor  # float32 [R] in [0, 1]
+    seed: torch.Tensor  # int64 [R]
+    sample: torch.Tensor  # int32 [R]
+    rows: torch.Tensor  # int32 [B]
+    repeats: int = 1
     any_sampled: bool = True
     any_filtered: bool = True
 
+    @property
+    def num_logits(self) -> int:
+        """M, the rows of logits."""
+        return self.rows.shape[0] * self.repeats
 
-@dataclass(frozen=True, eq=False)
-class ChosenTokens:
-    """`token` is 0 where `finite` is False."""
+    @property
+    def row_of_logits(self) -> torch.Tensor:
+        """int64 [M]: the row whose settings hold for each row of logits."""
+        return self.rows.to(torch.int64).repeat_interleave(self.repeats)
 
-    token: torch.Tensor  # int64 [M]
-    finite: torch.Tensor  # bool [M]: no NaN, no +inf and at least one finite logit in the row
+    def gathered(self) -> "SamplingTensors":
+        """The same with settings [M] in the order of the logits: what a reference computes with."""
+        index = self.row_of_logits
+        names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample")
+        settings = {name: getattr(self, name)[index] for name in names}
+        return replace(self, **settings, rows=torch.arange(len(index), dtype=torch.int32, device=index.device), repeats=1)
 
 
 @triton.jit
@@ -134,24 +152,6 @@ def _shortest_prefix(
 
 
 @triton.jit
-def _row_maximum(logits_ptr, vocab_size, BLOCK: tl.constexpr):
-    """Arg-max (lowest id), maximum without NaN, and whether the row is finite."""
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    best_id = tl.zeros([BLOCK], tl.int32)
-    num_bad = tl.zeros([BLOCK], tl.int32)
-    for first in range(0, vocab_size, BLOCK):
-        column = first + tl.arange(0, BLOCK)
-        x = _load_scores(logits_ptr, column, vocab_size)
-        num_bad += tl.where(x < float("inf"), 0, 1)  # NaN compares false
-        better = x > best
-        best = tl.where(better, x, best)
-        best_id = tl.where(better, column, best_id)
-    row_max = tl.max(best, axis=0)
-    token = tl.min(tl.where(best == row_max, best_id, vocab_size), axis=0)
-    return token, row_max, (tl.sum(num_bad, axis=0) == 0) & (row_max > float("-inf"))
-
-
-@triton.jit
 def _noisy_maximum(
     logits_ptr, vocab_size, row_max, temperature, cut_key, cut_id, min_p, seed, sample, position,
     KEY_BITS: tl.constexpr, BLOCK: tl.constexpr,
@@ -173,55 +173,113 @@ def _noisy_maximum(
 
 
 @triton.jit
-def _choose_tokens_kernel(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, sample_ptr, position_ptr, token_ptr, finite_ptr,
-    vocab_size, row_stride, KEY_BITS: tl.constexpr, DIGIT_BITS: tl.constexpr, BLOCK: tl.constexpr, FILTER_BLOCK: tl.constexpr,
+def _choose_filtered(
+    logits_ptr, vocab_size, row_max, temperature, top_k, top_p, min_p, seed, sample, position,
+    KEY_BITS: tl.constexpr, DIGIT_BITS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * row_stride
-    token, row_max, finite = _row_maximum(logits_ptr, vocab_size, BLOCK)
-    temperature = tl.load(temperature_ptr + row)
-    if finite & (temperature > 0.0):
-        cut_key = tl.full([], 0, tl.uint32)
-        cut_id = vocab_size
-        top_k = tl.load(top_k_ptr + row)
-        if (top_k >= 1) & (top_k < vocab_size):
-            cut_key, cut_id = _shortest_prefix(
-                logits_ptr, vocab_size, row_max, temperature, top_k.to(tl.float32), cut_key, cut_id,
-                False, KEY_BITS, DIGIT_BITS, FILTER_BLOCK,
-            )  # fmt: skip
-        top_p = tl.load(top_p_ptr + row)
-        if top_p < 1.0:
-            total = _measure(logits_ptr, vocab_size, row_max, temperature, cut_key, cut_id, KEY_BITS, BLOCK)
-            needed = tl.maximum(top_p * total, 1e-30)  # above zero: at least one token is kept
-            cut_key, cut_id = _shortest_prefix(
-                logits_ptr, vocab_size, row_max, temperature, needed, cut_key, cut_id,
-                True, KEY_BITS, DIGIT_BITS, FILTER_BLOCK,
-            )  # fmt: skip
-        token = _noisy_maximum(
-            logits_ptr, vocab_size, row_max, temperature, cut_key, cut_id, tl.load(min_p_ptr + row),
-            tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + row), KEY_BITS, BLOCK,
+    """The choice of a finite, sampled row with any filters."""
+    cut_key = tl.full([], 0, tl.uint32)
+    cut_id = vocab_size
+    if (top_k >= 1) & (top_k < vocab_size):
+        cut_key, cut_id = _shortest_prefix(
+            logits_ptr, vocab_size, row_max, temperature, top_k.to(tl.float32), cut_key, cut_id,
+            False, KEY_BITS, DIGIT_BITS, BLOCK // 2,
         )  # fmt: skip
-    tl.store(token_ptr + row, tl.where(finite, token, 0))
-    tl.store(finite_ptr + row, finite)
+    if top_p < 1.0:
+        total = _measure(logits_ptr, vocab_size, row_max, temperature, cut_key, cut_id, KEY_BITS, BLOCK)
+        needed = tl.maximum(top_p * total, 1e-30)  # above zero: at least one token is kept
+        cut_key, cut_id = _shortest_prefix(
+            logits_ptr, vocab_size, row_max, temperature, needed, cut_key, cut_id,
+            True, KEY_BITS, DIGIT_BITS, BLOCK // 2,
+        )  # fmt: skip
+    return _noisy_maximum(
+        logits_ptr, vocab_size, row_max, temperature, cut_key, cut_id, min_p, seed, sample, position, KEY_BITS, BLOCK,
+    )  # fmt: skip
 
 
-def choose_tokens_triton(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor) -> ChosenTokens:
-    """Launch one program per row; see `choose_tokens`."""
+@triton.jit
+def _is_filtered(top_k, top_p, min_p, vocab_size):
+    return ((top_k >= 1) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+
+
+@triton.jit(do_not_specialize=["repeats"])
+def _chunk_winners_kernel(
+    logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, sample_ptr, position_ptr,
+    chunk_max_ptr, chunk_id_ptr, vocab_size, num_chunks, row_stride, repeats, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Maximum of every chunk, +inf if it holds NaN or +inf; and its winner: by logit, or with noise where the row only samples."""
+    logits_row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    row = tl.load(rows_ptr + logits_row // repeats)
+    temperature = tl.load(temperature_ptr + row)
+    is_filtered = _is_filtered(tl.load(top_k_ptr + row), tl.load(top_p_ptr + row), tl.load(min_p_ptr + row), vocab_size)
+    first = chunk * CHUNK
+    column = first + tl.arange(0, CHUNK)
+    x = _load_scores(logits_ptr + logits_row * row_stride, column, vocab_size)
+    is_bad = tl.max(tl.where(x < float("inf"), 0, 1), axis=0) > 0  # NaN compares false
+    x = tl.where(x < float("inf"), x, float("-inf"))
+    chunk_max = tl.max(x, axis=0)
+    score = x
+    if (temperature > 0.0) & (is_filtered == 0):
+        pivot = tl.where(chunk_max > float("-inf"), chunk_max, 0.0)
+        noise = gumbel_of_range(tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + logits_row), first, CHUNK)
+        score = (x - pivot) / temperature + noise
+    winner = tl.min(tl.where((score == tl.max(score, axis=0)) & (column < vocab_size), column, vocab_size), axis=0)
+    tl.store(chunk_max_ptr + logits_row * num_chunks + chunk, tl.where(is_bad, float("inf"), chunk_max))
+    tl.store(chunk_id_ptr + logits_row * num_chunks + chunk, winner)
+
+
+@triton.jit(do_not_specialize=["repeats"])
+def _choose_tokens_kernel(
+    logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, sample_ptr, position_ptr,
+    chunk_max_ptr, chunk_id_ptr, token_ptr, vocab_size, num_chunks, row_stride, repeats,
+    KEY_BITS: tl.constexpr, DIGIT_BITS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    logits_row = tl.program_id(0).to(tl.int64)
+    logits_ptr += logits_row * row_stride
+    row = tl.load(rows_ptr + logits_row // repeats)
+    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
+    top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
+    seed, sample, position = tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + logits_row)
+    chunk = tl.arange(0, CHUNKS_BLOCK)
+    exists = chunk < num_chunks
+    maxima = tl.load(chunk_max_ptr + logits_row * num_chunks + chunk, mask=exists, other=float("-inf"))
+    winners = tl.load(chunk_id_ptr + logits_row * num_chunks + chunk, mask=exists, other=vocab_size)
+    row_max = tl.max(maxima, axis=0)
+    is_finite = (row_max < float("inf")) & (row_max > float("-inf"))
+    token = tl.min(tl.where(maxima == row_max, winners, vocab_size), axis=0)
+    if is_finite & (temperature > 0.0):
+        if _is_filtered(top_k, top_p, min_p, vocab_size):
+            token = _choose_filtered(
+                logits_ptr, vocab_size, row_max, temperature, top_k, top_p, min_p, seed, sample, position, KEY_BITS, DIGIT_BITS, BLOCK
+            )
+        else:
+            x = _load_scores(logits_ptr, winners, vocab_size)
+            score = (x - row_max) / temperature + gumbel_of_tokens(seed, sample, position, winners)
+            token = tl.min(tl.where(score == tl.max(score, axis=0), winners, vocab_size), axis=0)
+    tl.store(token_ptr + logits_row, tl.where(is_finite, token, -1).to(tl.int64))
+
+
+def choose_tokens_triton(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor) -> torch.Tensor:
+    """Two launches; see `choose_tokens`."""
     _check(logits, sampling, position)
     num_rows, vocab_size = logits.shape
-    out = ChosenTokens(
-        token=torch.empty(num_rows, dtype=torch.int64, device=logits.device),
-        finite=torch.empty(num_rows, dtype=torch.bool, device=logits.device),
-    )
+    num_chunks = triton.cdiv(vocab_size, _CHUNK)
+    token = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
-        _choose_tokens_kernel[(num_rows,)](
-            logits, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, sampling.sample, position,
-            out.token, out.finite, vocab_size, logits.stride(0),
-            KEY_BITS=16 if logits.dtype == torch.bfloat16 else 32, DIGIT_BITS=_DIGIT_BITS,
-            BLOCK=_BLOCK, FILTER_BLOCK=_BLOCK // 2, num_warps=8,
+        chunk_max = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=logits.device)
+        chunk_id = torch.empty(num_rows, num_chunks, dtype=torch.int32, device=logits.device)
+        settings = (
+            sampling.rows, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, sampling.sample, position
         )  # fmt: skip
-    return out
+        sizes = vocab_size, num_chunks, logits.stride(0), sampling.repeats
+        _chunk_winners_kernel[(num_rows, num_chunks)](logits, *settings, chunk_max, chunk_id, *sizes, CHUNK=_CHUNK, num_warps=4)
+        _choose_tokens_kernel[(num_rows,)](
+            logits, *settings, chunk_max, chunk_id, token, *sizes,
+            KEY_BITS=16 if logits.dtype == torch.bfloat16 else 32, DIGIT_BITS=_DIGIT_BITS,
+            CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), BLOCK=_BLOCK, num_warps=8,
+        )  # fmt: skip
+    return token
 
 
 def _keep_filtered(scores: torch.Tensor, z: torch.Tensor, sampling: SamplingTensors) -> torch.Tensor:
@@ -240,33 +298,37 @@ def _keep_filtered(scores: torch.Tensor, z: torch.Tensor, sampling: SamplingTens
     return torch.zeros_like(keep).scatter_(1, order, keep)
 
 
-def choose_tokens_reference(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor) -> ChosenTokens:
+def choose_tokens_reference(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor) -> torch.Tensor:
     """See `choose_tokens`."""
     _check(logits, sampling, position)
     scores = logits.to(torch.float32)
     row_max = scores.amax(dim=-1, keepdim=True)  # NaN if the row holds one
-    finite = torch.isfinite(row_max[:, 0])
     token = scores.argmax(dim=-1)
     if sampling.any_sampled:
-        is_sampled = sampling.temperature > 0.0
+        settings = sampling.gathered()
+        is_sampled = settings.temperature > 0.0
         # The maximum is subtracted first: logits / 1e-9 alone would overflow.
-        z = (scores - row_max) / torch.where(is_sampled, sampling.temperature, 1.0)[:, None]
-        noisy = z + gumbel_noise_dense_reference(sampling.seed, sampling.sample, position, scores.shape[1])
+        z = (scores - row_max) / torch.where(is_sampled, settings.temperature, 1.0)[:, None]
+        noisy = z + gumbel_noise_dense_reference(settings.seed, settings.sample, position, scores.shape[1])
         if sampling.any_filtered:
-            noisy = torch.where(_keep_filtered(scores, z, sampling), noisy, float("-inf"))
+            noisy = torch.where(_keep_filtered(scores, z, settings), noisy, float("-inf"))
         token = torch.where(is_sampled, noisy.argmax(dim=-1), token)
-    return ChosenTokens(torch.where(finite, token, 0), finite)
+    return torch.where(torch.isfinite(row_max[:, 0]), token, -1)
 
 
-def check_sampling(sampling: SamplingTensors, position: torch.Tensor, num_rows: int) -> None:
-    """Raise ValueError unless every tensor speaks of `num_rows` rows."""
+def check_sampling(sampling: SamplingTensors, position: torch.Tensor, num_logits: int) -> None:
+    """Raise ValueError unless the settings are of one number of rows and speak of `num_logits` rows of logits."""
+    num_rows = sampling.temperature.shape[0]
     require("temperature", sampling.temperature, torch.float32, num_rows)
     require("top_k", sampling.top_k, torch.int32, num_rows)
     require("top_p", sampling.top_p, torch.float32, num_rows)
     require("min_p", sampling.min_p, torch.float32, num_rows)
     require("seed", sampling.seed, torch.int64, num_rows)
     require("sample", sampling.sample, torch.int32, num_rows)
-    require("position", position, torch.int32, num_rows)
+    require("rows", sampling.rows, torch.int32, -1)
+    require("position", position, torch.int32, num_logits)
+    if sampling.num_logits != num_logits:
+        raise ValueError(f"rows of length {len(sampling.rows)}, {sampling.repeats} times each, do not fit {num_logits} rows of logits")
 
 
 def _check(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor) -> None:
@@ -274,8 +336,8 @@ def _check(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tens
     check_sampling(sampling, position, logits.shape[0])
 
 
-def choose_tokens(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor) -> ChosenTokens:
-    """Choose the token of every row.
+def choose_tokens(logits: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor) -> torch.Tensor:
+    """Choose the token of every row: int64 [M], -1 where no choice is possible (NaN, +inf or nothing but -inf in the row).
 
     logits [M, V], any floating dtype; position int32 [M] is the absolute position of the token being chosen.
     """

@@ -7,7 +7,8 @@ Row b contributes extend_lens[b] tokens (accepted drafts + 1; 0 when finished or
 
 that is, each token is paired with the target's hidden state at the node that produced it. Runs are packed at the front; the
 one launch also writes the whole tail (id 0, position 0, dummy slot 0, feature 0), so no stale entry of a fixed-shape buffer
-can be read. Every row works out its own start as the sum of the lengths before it: no cumulative-sum launch, no host.
+can be read. A row's last token, at position L + extend_lens[b] - 1, makes the draft propose tokens for two positions on.
+Every row works out its own start as the sum of the lengths before it: no cumulative-sum launch, no host.
 """
 
 from dataclasses import dataclass
@@ -32,13 +33,14 @@ class ExtendInfo:
     query_start: torch.Tensor  # int32 [B+1]
     last_index: torch.Tensor  # int64 [B] packed index of each row's last token; 0 for a row without tokens
     verified_id: torch.Tensor  # int64 [B] each row's last token; 0 for a row without tokens
+    proposal_positions: torch.Tensor  # int32 [B] of the tokens that a row's last token makes the draft propose
 
 
 @triton.jit
 def _create_extend_spec_info_kernel(
     tokens_ptr, extend_lens_ptr, lengths_ptr, rows_ptr, slot_table_ptr, path_ptr,
     input_ids_ptr, positions_ptr, out_slots_ptr, feature_index_ptr, query_start_ptr, last_index_ptr, verified_id_ptr,
-    num_rows, num_columns, num_nodes, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    proposal_positions_ptr, num_rows, num_columns, num_nodes, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     start, total = 0, 0
@@ -67,6 +69,7 @@ def _create_extend_spec_info_kernel(
         tl.store(query_start_ptr + num_rows, total)
     tl.store(last_index_ptr + row, tl.where(extend_len > 0, start + extend_len - 1, 0))
     tl.store(verified_id_ptr + row, tl.sum(tl.where(step == extend_len - 1, token, 0), axis=0))
+    tl.store(proposal_positions_ptr + row, length + extend_len + 1)
 
 
 def create_extend_spec_info_triton(
@@ -93,11 +96,12 @@ def create_extend_spec_info_triton(
         query_start=empty(num_rows + 1, torch.int32),
         last_index=empty(num_rows, torch.int64),
         verified_id=empty(num_rows, torch.int64),
+        proposal_positions=empty(num_rows, torch.int32),
     )
     _create_extend_spec_info_kernel[(num_rows,)](
         tokens, extend_lens, lengths, rows, slot_table, path,
         out.input_ids, out.positions, out.out_slots, out.feature_index, out.query_start, out.last_index, out.verified_id,
-        num_rows, slot_table.shape[1], num_nodes,
+        out.proposal_positions, num_rows, slot_table.shape[1], num_nodes,
         WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width), ROW_BLOCK=_ROW_BLOCK, num_warps=1,
     )  # fmt: skip
     return out
@@ -141,6 +145,7 @@ def create_extend_spec_info_reference(
         query_start=torch.cat([torch.zeros_like(end[:1]), end])[:, 0].to(torch.int32),
         last_index=torch.where(lens > 0, end - 1, 0)[:, 0],
         verified_id=torch.where(lens > 0, tokens.gather(1, last), 0)[:, 0],
+        proposal_positions=lengths + extend_lens + 1,
     )
 
 

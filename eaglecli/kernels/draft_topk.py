@@ -6,8 +6,8 @@ the very noise that will choose the target's token at that position: a draft tha
 will draw. `log_q` is the log-softmax without temperature and noise either way; it ranks tree nodes and nothing else, so no
 number of the draft can change the text.
 
-The kernel gives a row to one program. A lane owns every BLOCK-th token and remembers its best; each of the k rounds takes the best
-lane, and only that lane's tokens are looked at again.
+The kernel cuts a row into chunks of one fixed size. A program takes the k best of its chunk, with (logit - chunk maximum) in place
+of (logit - maximum); the last one of a row takes the k best of all of these by their true keys.
 
 Bad numbers cost speed only: NaN counts as -inf, +inf as the largest float32, and k distinct ids come out of any row.
 """
@@ -20,11 +20,12 @@ import triton.language as tl
 
 from eaglecli.kernels.choose_tokens import SamplingTensors, check_sampling
 from eaglecli.kernels.contract import require, require_rows
+from eaglecli.kernels.last_arrival import arrival_counters, is_last_arrival
 from eaglecli.kernels.philox import gumbel_noise_dense_reference, gumbel_noise_reference, gumbel_of_range, gumbel_of_tokens
 
 _LARGEST = torch.finfo(torch.float32).max
 _LARGEST_FLOAT32 = tl.constexpr(_LARGEST)
-_BLOCK = 1024  # lanes of one program
+_CHUNK = 1024  # logits of one program
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,91 +44,106 @@ def _load_scores(logits_ptr, column, num_valid):
 
 
 @triton.jit
+def _noisy_key(x, pivot, temperature, noise):
+    """What sampled rows are ordered by; never -inf, which marks what does not exist or is taken."""
+    return tl.maximum((x - pivot) / temperature + noise, -_LARGEST_FLOAT32)
+
+
+@triton.jit(do_not_specialize=["repeats"])
 def _draft_topk_kernel(
-    logits_ptr, temperature_ptr, seed_ptr, sample_ptr, position_ptr, token_map_ptr, log_q_ptr, token_ptr,
-    num_valid, row_stride, K: tl.constexpr, K_BLOCK: tl.constexpr, HAS_MAP: tl.constexpr, BLOCK: tl.constexpr, LANE_BLOCK: tl.constexpr,
+    logits_ptr, rows_ptr, temperature_ptr, seed_ptr, sample_ptr, position_ptr, token_map_ptr,
+    chunk_max_ptr, chunk_sum_ptr, chunk_id_ptr, counter_ptr, log_q_ptr, token_ptr, num_valid, num_chunks, row_stride, repeats,
+    INTO_ROWS: tl.constexpr, K: tl.constexpr,
+    CHUNK: tl.constexpr, CHUNKS_BLOCK: tl.constexpr, WINNERS_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    logits_ptr += row * row_stride
-    lane = tl.arange(0, BLOCK)
-    lane_max = tl.full([BLOCK], -_LARGEST_FLOAT32, tl.float32)
-    for first in range(0, num_valid, BLOCK):
-        lane_max = tl.maximum(lane_max, _load_scores(logits_ptr, first + lane, num_valid))
-    row_max = tl.max(lane_max, axis=0)
+    logits_row = tl.program_id(0).to(tl.int64)
+    chunk = tl.program_id(1)
+    logits_ptr += logits_row * row_stride
+    row = tl.load(rows_ptr + logits_row // repeats).to(tl.int64)
     temperature = tl.load(temperature_ptr + row)
+    seed, sample, position = tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + logits_row)
     is_sampled = temperature > 0.0
-    divisor = tl.where(is_sampled, temperature, 1.0)
-    seed, sample, position = tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + row)
 
-    best = tl.full([BLOCK], float("-inf"), tl.float32)  # below the key of every token
-    best_id = lane
-    exp_sum = tl.zeros([BLOCK], tl.float32)
-    for first in range(0, num_valid, BLOCK):
-        column = first + lane
-        x = _load_scores(logits_ptr, column, num_valid)
-        exp_sum += tl.exp(x - row_max)
-        key = x
-        if is_sampled:
-            if HAS_MAP:
-                token_ids = tl.load(token_map_ptr + column, mask=column < num_valid, other=0)
-                noise = gumbel_of_tokens(seed, sample, position, token_ids)
-            else:
-                noise = gumbel_of_range(seed, sample, position, first, BLOCK)
-            key = (x - row_max) / divisor + noise
-        key = tl.where(column < num_valid, tl.maximum(key, -_LARGEST_FLOAT32), float("-inf"))
-        better = key > best
-        best = tl.where(better, key, best)
-        best_id = tl.where(better, column, best_id)
-    log_sum = tl.log(tl.sum(exp_sum, axis=0))
-
-    slot = tl.arange(0, K_BLOCK)
-    taken = tl.full([K_BLOCK], -1, tl.int32)
-    member = tl.arange(0, LANE_BLOCK)
-    for i in tl.static_range(K):
-        top = tl.max(best, axis=0)
-        draft_id = tl.min(tl.where((best == top) & (best_id < num_valid), best_id, num_valid), axis=0)
-        taken = tl.where(slot == i, draft_id, taken)
-        x = _load_scores(logits_ptr, draft_id, num_valid)
-        log_q = tl.where(x == float("-inf"), x, tl.minimum(x - row_max - log_sum, 0.0))
-        tl.store(log_q_ptr + row * K + i, log_q)
-        if HAS_MAP:
-            tl.store(token_ptr + row * K + i, tl.load(token_map_ptr + draft_id))
+    first = chunk * CHUNK
+    column = first + tl.arange(0, CHUNK)
+    exists = column < num_valid
+    x = _load_scores(logits_ptr, column, num_valid)
+    chunk_max = tl.maximum(tl.max(x, axis=0), -_LARGEST_FLOAT32)
+    chunks = logits_row * num_chunks
+    tl.store(chunk_max_ptr + chunks + chunk, chunk_max)
+    tl.store(chunk_sum_ptr + chunks + chunk, tl.sum(tl.exp(x - chunk_max), axis=0))
+    key = tl.maximum(x, -_LARGEST_FLOAT32)
+    if is_sampled:
+        if token_map_ptr is not None:
+            noise = gumbel_of_tokens(seed, sample, position, tl.load(token_map_ptr + column, mask=exists, other=0))
         else:
-            tl.store(token_ptr + row * K + i, draft_id.to(tl.int64))
-        if i + 1 < K:
-            # Ids, not keys, tell what is taken: this key may be rounded otherwise than the one above.
-            column = draft_id % BLOCK + member * BLOCK
-            is_taken = tl.max((column[:, None] == taken[None, :]).to(tl.int32), axis=1) > 0
-            x = _load_scores(logits_ptr, column, num_valid)
-            key = x
-            if is_sampled:
-                token_ids = column
-                if HAS_MAP:
-                    token_ids = tl.load(token_map_ptr + column, mask=column < num_valid, other=0).to(tl.int32)
-                key = (x - row_max) / divisor + gumbel_of_tokens(seed, sample, position, token_ids)
-            key = tl.where((column < num_valid) & (is_taken == 0), tl.maximum(key, -_LARGEST_FLOAT32), float("-inf"))
-            next_best = tl.max(key, axis=0)
-            next_id = tl.min(tl.where((key == next_best) & (is_taken == 0), column, num_valid), axis=0)
-            is_lane = lane == draft_id % BLOCK
-            best = tl.where(is_lane, next_best, best)
-            best_id = tl.where(is_lane, next_id, best_id)
+            noise = gumbel_of_range(seed, sample, position, first, CHUNK)
+        key = _noisy_key(x, chunk_max, temperature, noise)
+    key = tl.where(exists, key, float("-inf"))
+    for i in tl.static_range(K):
+        best = tl.max(key, axis=0)
+        draft_id = tl.min(tl.where(key == best, column, num_valid), axis=0)
+        tl.store(chunk_id_ptr + (chunks + chunk) * K + i, tl.where(best > float("-inf"), draft_id, -1))
+        key = tl.where(column == draft_id, float("-inf"), key)
+
+    if is_last_arrival(counter_ptr + logits_row, num_chunks):
+        # names of their own: compiled Triton keeps a variable's shape through a branch
+        chunk_index = tl.arange(0, CHUNKS_BLOCK)
+        maxima = tl.load(chunk_max_ptr + chunks + chunk_index, mask=chunk_index < num_chunks, other=-_LARGEST_FLOAT32)
+        sums = tl.load(chunk_sum_ptr + chunks + chunk_index, mask=chunk_index < num_chunks, other=0.0)
+        row_max = tl.max(maxima, axis=0)
+        log_sum = tl.log(tl.sum(sums * tl.exp(maxima - row_max), axis=0))
+        place = tl.arange(0, WINNERS_BLOCK)
+        winner = tl.load(chunk_id_ptr + chunks * K + place, mask=place < num_chunks * K, other=-1)
+        is_winner = winner >= 0
+        score = _load_scores(logits_ptr, tl.where(is_winner, winner, num_valid), num_valid)
+        token = winner.to(tl.int64)
+        if token_map_ptr is not None:
+            token = tl.load(token_map_ptr + winner, mask=is_winner, other=0)
+        winner_key = tl.maximum(score, -_LARGEST_FLOAT32)
+        if is_sampled:
+            winner_key = _noisy_key(score, row_max, temperature, gumbel_of_tokens(seed, sample, position, token))
+        winner_key = tl.where(is_winner, winner_key, float("-inf"))
+        log_q = tl.where(score == float("-inf"), score, tl.minimum(score - row_max - log_sum, 0.0))
+        out = logits_row * K
+        if INTO_ROWS:
+            out = row * K
+        for i in tl.static_range(K):
+            best = tl.max(winner_key, axis=0)
+            draft_id = tl.min(tl.where(is_winner & (winner_key == best), winner, num_valid), axis=0)
+            is_taken = winner == draft_id
+            tl.store(log_q_ptr + out + i, tl.max(tl.where(is_taken, log_q, float("-inf")), axis=0))
+            tl.store(token_ptr + out + i, tl.max(tl.where(is_taken, token, -1), axis=0))
+            winner_key = tl.where(is_taken, float("-inf"), winner_key)
 
 
 def draft_topk_triton(
-    logits: torch.Tensor, k: int, sampling: SamplingTensors, position: torch.Tensor, token_map: torch.Tensor | None, num_valid: int
+    logits: torch.Tensor,
+    k: int,
+    sampling: SamplingTensors,
+    position: torch.Tensor,
+    token_map: torch.Tensor | None,
+    num_valid: int,
+    into_rows: DraftCandidates | None = None,
 ) -> DraftCandidates:
-    """Launch one program per row; see `draft_topk`."""
-    _check(logits, k, sampling, position, token_map, num_valid)
-    num_rows = logits.shape[0]
-    out = DraftCandidates(
-        log_q=torch.empty(num_rows, k, dtype=torch.float32, device=logits.device),
-        token=torch.empty(num_rows, k, dtype=torch.int64, device=logits.device),
+    """One launch of a program for each chunk of each row; see `draft_topk`."""
+    _check(logits, k, sampling, position, token_map, num_valid, into_rows)
+    num_rows, device = logits.shape[0], logits.device
+    num_chunks = triton.cdiv(num_valid, _CHUNK)
+    out = into_rows or DraftCandidates(
+        log_q=torch.empty(num_rows, k, dtype=torch.float32, device=device),
+        token=torch.empty(num_rows, k, dtype=torch.int64, device=device),
     )
     if num_rows:
-        _draft_topk_kernel[(num_rows,)](
-            logits, sampling.temperature, sampling.seed, sampling.sample, position, token_map, out.log_q, out.token,
-            num_valid, logits.stride(0), K=k, K_BLOCK=triton.next_power_of_2(k), HAS_MAP=token_map is not None,
-            BLOCK=_BLOCK, LANE_BLOCK=triton.next_power_of_2(triton.cdiv(num_valid, _BLOCK)), num_warps=8,
+        chunk_max = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
+        chunk_sum = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
+        chunk_id = torch.empty(num_rows, num_chunks, k, dtype=torch.int32, device=device)
+        _draft_topk_kernel[(num_rows, num_chunks)](
+            logits, sampling.rows, sampling.temperature, sampling.seed, sampling.sample, position, token_map,
+            chunk_max, chunk_sum, chunk_id, arrival_counters(num_rows, device), out.log_q, out.token,
+            num_valid, num_chunks, logits.stride(0), sampling.repeats, INTO_ROWS=into_rows is not None, K=k,
+            CHUNK=_CHUNK, CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), WINNERS_BLOCK=triton.next_power_of_2(num_chunks * k),
+            num_warps=4,
         )  # fmt: skip
     return out
 
@@ -165,19 +181,36 @@ def _top_ids(keys: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def draft_topk_reference(
-    logits: torch.Tensor, k: int, sampling: SamplingTensors, position: torch.Tensor, token_map: torch.Tensor | None, num_valid: int
+    logits: torch.Tensor,
+    k: int,
+    sampling: SamplingTensors,
+    position: torch.Tensor,
+    token_map: torch.Tensor | None,
+    num_valid: int,
+    into_rows: DraftCandidates | None = None,
 ) -> DraftCandidates:
     """See `draft_topk`."""
-    _check(logits, k, sampling, position, token_map, num_valid)
+    _check(logits, k, sampling, position, token_map, num_valid, into_rows)
     scores = torch.nan_to_num(logits[:, :num_valid].to(torch.float32), nan=float("-inf"), posinf=_LARGEST, neginf=float("-inf"))
-    keys = _noisy(scores, sampling, position, token_map) if sampling.any_sampled else scores
+    keys = _noisy(scores, sampling.gathered(), position, token_map) if sampling.any_sampled else scores
     draft_id = _top_ids(keys, k)
     token = draft_id if token_map is None else token_map[draft_id]
-    return DraftCandidates(_log_softmax(scores).gather(1, draft_id), token)
+    log_q = _log_softmax(scores).gather(1, draft_id)
+    if into_rows is None:
+        return DraftCandidates(log_q, token)
+    rows = sampling.row_of_logits
+    into_rows.log_q[rows], into_rows.token[rows] = log_q, token
+    return into_rows
 
 
 def _check(
-    logits: torch.Tensor, k: int, sampling: SamplingTensors, position: torch.Tensor, token_map: torch.Tensor | None, num_valid: int
+    logits: torch.Tensor,
+    k: int,
+    sampling: SamplingTensors,
+    position: torch.Tensor,
+    token_map: torch.Tensor | None,
+    num_valid: int,
+    into_rows: DraftCandidates | None,
 ) -> None:
     require_rows("logits", logits)
     check_sampling(sampling, position, logits.shape[0])
@@ -187,17 +220,26 @@ def _check(
         require("token_map", token_map, torch.int64, -1)
         if token_map.shape[0] < num_valid:
             raise ValueError(f"draft_topk needs a target id for each of {num_valid} draft ids, token_map has {token_map.shape[0]}")
+    if into_rows is not None:
+        require("into_rows.log_q", into_rows.log_q, torch.float32, sampling.temperature.shape[0], k)
+        require("into_rows.token", into_rows.token, torch.int64, sampling.temperature.shape[0], k)
 
 
 def draft_topk(
-    logits: torch.Tensor, k: int, sampling: SamplingTensors, position: torch.Tensor, token_map: torch.Tensor | None, num_valid: int
+    logits: torch.Tensor,
+    k: int,
+    sampling: SamplingTensors,
+    position: torch.Tensor,
+    token_map: torch.Tensor | None,
+    num_valid: int,
+    into_rows: DraftCandidates | None = None,
 ) -> DraftCandidates:
     """The k proposals of every row.
 
     logits [M, Vd], any floating dtype; position int32 [M] is the absolute position of the tokens proposed; token_map int64 [Vd]
     of target ids, None when draft ids are target ids. Draft ids >= num_valid (padding rows of a head) do not exist: they are
-    never proposed and have no share in log_q. Raises ValueError when k ids cannot be had.
+    never proposed and have no share in log_q. `into_rows` [R, k]: write there, at the rows of `sampling` (each named once, or all
+    its values junk). Raises ValueError when k ids cannot be had.
     """
-    if logits.is_cuda:
-        return draft_topk_triton(logits, k, sampling, position, token_map, num_valid)
-    return draft_topk_reference(logits, k, sampling, position, token_map, num_valid)
+    launch = draft_topk_triton if logits.is_cuda else draft_topk_reference
+    return launch(logits, k, sampling, position, token_map, num_valid, into_rows)

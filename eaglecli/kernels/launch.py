@@ -3,6 +3,9 @@
 A kernel that takes part calls `gdc_launch_dependents` and, before it touches anything an earlier kernel wrote or still
 reads, `gdc_wait`; then completion stays transitive along the stream, and kernels without the attribute may stand between.
 Only tensors that no kernel of the stream writes (weights) may be read before `gdc_wait`.
+
+Programs that wait occupy their multiprocessor: those of a kernel that needs whole multiprocessors (a large weight) would be
+packed onto the first ones that fall free. So only kernels with little work per program take part.
 """
 
 import torch
@@ -13,8 +16,8 @@ def dependent_launch_supported(device: torch.device) -> bool:
     return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def launch_options(device: torch.device) -> dict[str, bool]:
-    """Keyword arguments of every launch: the kernel's DEPENDENT flag and the launcher's attribute."""
-    if dependent_launch_supported(device):
+def launch_options(device: torch.device, is_small: bool = True) -> dict[str, bool]:
+    """Keyword arguments of every launch: the kernel's DEPENDENT flag and the launcher's attribute; a kernel not is_small takes no part."""
+    if is_small and dependent_launch_supported(device):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}

@@ -7,8 +7,8 @@
 - `norm_gate_up`: RMS norm, then silu(gate) * up, where the gate rows of the weight come first.
 
 `norm_weight` None leaves the rows as they are. All tensors of a call share one dtype; accumulation is float32 or wider.
-On the GPU up to MAX_ROWS rows go through one launch of `small_row_linear`; more rows through the library's product, with
-the norm and the activation as kernels around it.
+On the GPU `choose_tile` names `small_row_linear` (few rows) or the library's product, with the norm and the activation as
+kernels around it.
 """
 
 import torch
@@ -18,8 +18,9 @@ from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eaglecli.kernels.launch import launch_options
+from eaglecli.kernels.linear_tiles import LibraryProduct, choose_tile
 from eaglecli.kernels.rms_norm import rms_norm_reference, rms_norm_triton
-from eaglecli.kernels.small_row_linear import MAX_ROWS, small_row_linear
+from eaglecli.kernels.small_row_linear import small_row_linear
 
 _SILU_BLOCK = 1024
 
@@ -52,17 +53,18 @@ def silu_mul_triton(gate_up: torch.Tensor) -> torch.Tensor:
 def norm_linear_triton(
     x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """`norm_linear` by our kernels; ValueError when a shape, a stride or a dtype is not as the module says."""
-    x, norm_weight = _norm_apart_if_needed(x, norm_weight, eps)
-    if x.shape[0] <= MAX_ROWS:
-        return small_row_linear(x, weight, norm_weight=norm_weight, eps=eps, bias=bias)
-    return functional.linear(x, weight, bias)
+    """`norm_linear` on the GPU; ValueError when a shape, a stride or a dtype is not as the module says."""
+    tile = choose_tile(x.shape[0], weight.shape[0], weight.shape[1], False, x.dtype)
+    if not isinstance(tile, LibraryProduct):
+        return small_row_linear(x, weight, norm_weight=norm_weight, eps=eps, bias=bias, tile=tile)
+    return functional.linear(_norm(x, norm_weight, eps), weight, bias)
 
 
 def linear_residual_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-    """`linear_residual` by our kernels; ValueError as `norm_linear_triton`."""
-    if x.shape[0] <= MAX_ROWS:
-        return small_row_linear(x, weight, bias=bias, residual=residual)
+    """`linear_residual` on the GPU; ValueError as `norm_linear_triton`."""
+    tile = choose_tile(x.shape[0], weight.shape[0], weight.shape[1], False, x.dtype)
+    if not isinstance(tile, LibraryProduct):
+        return small_row_linear(x, weight, bias=bias, residual=residual, tile=tile)
     if bias is not None:
         return functional.linear(x, weight, bias).add_(residual)
     return torch.addmm(residual, x, weight.t())
@@ -71,18 +73,15 @@ def linear_residual_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Te
 def norm_gate_up_triton(
     x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """`norm_gate_up` by our kernels; ValueError as `norm_linear_triton`."""
-    x, norm_weight = _norm_apart_if_needed(x, norm_weight, eps)
-    if x.shape[0] <= MAX_ROWS:
-        return small_row_linear(x, weight, norm_weight=norm_weight, eps=eps, bias=bias, gate_up=True)
-    return silu_mul_triton(functional.linear(x, weight, bias))
+    """`norm_gate_up` on the GPU; ValueError as `norm_linear_triton`."""
+    tile = choose_tile(x.shape[0], weight.shape[0] // 2, weight.shape[1], True, x.dtype)
+    if not isinstance(tile, LibraryProduct):
+        return small_row_linear(x, weight, norm_weight=norm_weight, eps=eps, bias=bias, gate_up=True, tile=tile)
+    return silu_mul_triton(functional.linear(_norm(x, norm_weight, eps), weight, bias))
 
 
-def _norm_apart_if_needed(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The rows, and the norm weight that is still to be applied: many rows and float16 rows are normalised by a launch of their own."""
-    if norm_weight is not None and (x.shape[0] > MAX_ROWS or x.dtype == torch.float16):
-        return rms_norm_triton(x, norm_weight, eps), None
-    return x, norm_weight
+def _norm(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    return x if norm_weight is None else rms_norm_triton(x, norm_weight, eps)
 
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:

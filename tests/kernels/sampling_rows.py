@@ -19,6 +19,7 @@ def sampling_rows(*settings: tuple[float, int, float, float], seed: int = 0) -> 
         min_p=min_p.float().to(DEVICE),
         seed=seeds.to(DEVICE),
         sample=torch.arange(len(settings), dtype=torch.int32, device=DEVICE),
+        rows=torch.arange(len(settings), dtype=torch.int32, device=DEVICE),
     )
 
 
@@ -37,6 +38,7 @@ def many_samples(
         min_p=full(min_p, torch.float32),
         seed=full(20_250_601, torch.int64),
         sample=torch.arange(first, first + count, dtype=torch.int32, device=DEVICE),
+        rows=torch.arange(count, dtype=torch.int32, device=DEVICE),
         any_filtered=top_k > 0 or top_p < 1 or min_p > 0,
     )
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from eaglecli.kernels.attention import attention_reference, attention_triton, choose_num_splits
+from eaglecli.kernels.attention import attention_reference, attention_triton, choose_num_splits, choose_tile
 from eaglecli.kernels.attention_inputs import AttentionInputs
+from eaglecli.kernels.last_arrival import arrival_counters
 from tests.helpers import packed_inputs, scattered_slot_table
 from tests.kernels.closeness import GPU_DTYPES, assert_near, poison_free_memory
 
@@ -59,9 +60,7 @@ def problem(
 
 
 @pytest.mark.parametrize("num_splits", [None, 1, 3])
-@pytest.mark.parametrize(
-    ("prefix_lens", "query_lens"), [([0], [1]), ([31, 32, 33], [1, 1, 1]), ([70, 0, 64], [3, 5, 1]), ([7], [40])]
-)
+@pytest.mark.parametrize(("prefix_lens", "query_lens"), [([0], [1]), ([31, 32, 33], [1, 1, 1]), ([70, 0, 64], [3, 5, 1]), ([7], [40])])
 def test_causal_rows_equal_the_reference(prefix_lens: list[int], query_lens: list[int], num_splits: int | None) -> None:
     case = problem(prefix_lens, query_lens)
     assert_near(case.run(num_splits=num_splits), case.expected())
@@ -109,6 +108,25 @@ def test_a_tail_slot_that_nobody_sees_may_hold_nan(num_splits: int) -> None:
     assert_near(before, hidden.expected())
 
 
+@pytest.mark.parametrize("num_splits", [1, 2])
+@pytest.mark.parametrize("bad", ["k", "v"])
+def test_bad_numbers_of_a_node_reach_only_the_nodes_that_see_it(bad: str, num_splits: int) -> None:
+    mask = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0], [1, 1, 0, 1]], dtype=torch.bool, device=DEVICE)[None]
+    case = problem([40], [4], tree=True)
+    case = replace(case, inputs=replace(case.inputs, tail_mask=mask))
+    before = case.run(num_splits=num_splits)
+    slot = case.inputs.slot_table[0, 41].long()
+    if bad == "k":
+        case.k_cache[slot] = float("nan")
+    else:
+        case.v_cache[slot, :, 3] = float("inf")
+    after, expected = case.run(num_splits=num_splits), case.expected()
+    sees = mask[0, :, 1]
+    assert torch.equal(after[~sees], before[~sees])
+    assert_near(after[~sees], expected[~sees])
+    assert after[sees].isnan().all() and expected[sees].isnan().all()
+
+
 @pytest.mark.parametrize("group", [1, 2, 3, 7, 8])
 def test_groups_of_any_size_share_their_key_head(group: int) -> None:
     case = problem([37], [3], heads=(2 * group, 2), head_dim=8)
@@ -154,6 +172,18 @@ def test_with_fixed_splits_a_row_does_not_depend_on_the_other_rows_or_on_the_bou
     assert torch.equal(one.run(num_splits=2, min_split_keys=64), together[:2])
 
 
+def test_more_splits_than_are_merged_at_once_equal_the_reference() -> None:
+    case = problem([20 * 32 + 5], [3], (6, 1), head_dim=64)
+    assert_near(case.run(num_splits=21), case.expected())
+
+
+def test_a_second_run_finds_the_arrival_counters_at_zero() -> None:
+    case = problem([70, 130], [2, 2])
+    first = case.run(num_splits=3)
+    assert torch.equal(case.run(num_splits=3), first)
+    assert not arrival_counters(8, case.q.device).any()
+
+
 def test_rows_name_their_line_of_the_slot_table() -> None:
     case = problem([33, 60], [1, 1])
     swapped = replace(
@@ -164,8 +194,13 @@ def test_rows_name_their_line_of_the_slot_table() -> None:
     assert torch.equal(swapped.run(), case.run().flip(0))
 
 
+def test_idle_multiprocessors_make_the_tiles_of_a_tree_small() -> None:
+    assert choose_tile(64, 8, True, False).block_queries == 16
+    assert choose_tile(64, 64, True, False).block_queries == 64
+
+
 def test_splits_grow_with_the_bound_and_shrink_with_the_batch() -> None:
-    assert choose_num_splits(8, 200, 64) == 1
+    assert choose_num_splits(8, 128, 64) == 1
     assert choose_num_splits(8, 8192, 64) == 33
     assert choose_num_splits(8, 640, 64) == 10
     assert choose_num_splits(64 * 8, 8192, 64) == 1

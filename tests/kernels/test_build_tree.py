@@ -2,48 +2,69 @@
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import fields
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from eaglecli.kernels.build_tree import (
-    BeamExpansion,
+    Beams,
+    CandidatePool,
     DraftTree,
-    expand_beams,
+    empty_tree,
     expand_beams_reference,
     expand_beams_triton,
-    root_only_tree,
-    select_nodes,
+    root_only_tree_reference,
+    root_only_tree_triton,
     select_nodes_reference,
     select_nodes_triton,
-    start_beams,
+    start_beams_reference,
+    start_beams_triton,
 )
+from eaglecli.kernels.draft_topk import DraftCandidates
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-IMPLEMENTATIONS = pytest.mark.parametrize(
-    ("expand", "select"), [(expand_beams_reference, select_nodes_reference), (expand_beams_triton, select_nodes_triton)]
-)
+
+
+class TreeKernels(NamedTuple):
+    start: Callable
+    expand: Callable
+    select: Callable
+
+
+REFERENCE = TreeKernels(start_beams_reference, expand_beams_reference, select_nodes_reference)
+TRITON = TreeKernels(start_beams_triton, expand_beams_triton, select_nodes_triton)
+IMPLEMENTATIONS = pytest.mark.parametrize("kernels", [REFERENCE, TRITON], ids=["reference", "triton"])
 R, A, B, C, D, E, F, G, H, I, J = range(11)  # noqa: E741 - the names of the worked examples
 
 
-def assert_equal(out: BeamExpansion | DraftTree, expected: BeamExpansion | DraftTree) -> None:
+def assert_equal(out: Beams | CandidatePool | DraftTree, expected: Beams | CandidatePool | DraftTree) -> None:
     for field in fields(expected):
         have, want = getattr(out, field.name), getattr(expected, field.name)
         assert have.dtype == want.dtype, field.name
         assert torch.equal(have, want), field.name
 
 
-def grow(expand, log_q: list[torch.Tensor], token: list[torch.Tensor]) -> list[BeamExpansion]:
-    levels = [start_beams(log_q[0], token[0])]
+def grow(kernels: TreeKernels, log_q: list[torch.Tensor], token: list[torch.Tensor]) -> tuple[CandidatePool, list[Beams]]:
+    """The full pool and the beams of each level; row b of the batch is the row of the state before the last b."""
+    num_rows, topk = log_q[0].shape
+    rows = torch.arange(num_rows, dtype=torch.int32, device=DEVICE).flip(0)
+    pool, beams = kernels.start(rows, DraftCandidates(log_q[0].flip(0), token[0].flip(0)), len(log_q))
+    levels = [beams]
     for level in range(1, len(log_q)):
-        beams = levels[-1]
-        levels.append(expand(level, beams.beam_score, log_q[level], token[level], beams.beam_pool))
-    return levels
+        children = DraftCandidates(log_q[level].view(-1, topk), token[level].view(-1, topk))
+        levels.append(kernels.expand(level, levels[-1], children, pool))
+    return pool, levels
 
 
-def pool_of(levels: list[BeamExpansion]) -> tuple[torch.Tensor, ...]:
-    return tuple(torch.cat([getattr(level, name) for level in levels], 1) for name in ("pool_score", "pool_token", "pool_parent"))
+def select(kernels: TreeKernels, pool: CandidatePool, root: list[int], num_nodes: int) -> DraftTree:
+    """The trees of rows 0, 1, ... with these roots."""
+    tree = empty_tree(len(root), num_nodes, torch.device(DEVICE))
+    rows = torch.arange(len(root), dtype=torch.int32, device=DEVICE).flip(0)
+    kernels.select(pool, rows, torch.tensor(root, device=DEVICE).flip(0), tree)
+    return tree
 
 
 def logs(*probabilities: float) -> torch.Tensor:
@@ -58,11 +79,11 @@ def example(num_levels: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
 
 
 @IMPLEMENTATIONS
-def test_two_levels_of_two_branches_give_the_first_worked_tree(expand, select) -> None:
-    levels = grow(expand, *example(2))
-    assert levels[1].pool_parent.tolist() == [[0, 0, 1, 1]]
-    torch.testing.assert_close(levels[1].pool_score.exp().cpu(), torch.tensor([[0.42, 0.12, 0.15, 0.12]]))
-    tree = select(*pool_of(levels), torch.tensor([R], device=DEVICE), 4)
+def test_two_levels_of_two_branches_give_the_first_worked_tree(kernels: TreeKernels) -> None:
+    pool, _ = grow(kernels, *example(2))
+    assert pool.parent.tolist() == [[-1, -1, 0, 0, 1, 1]]
+    torch.testing.assert_close(pool.score.exp().cpu(), torch.tensor([[0.6, 0.3, 0.42, 0.12, 0.15, 0.12]]))
+    tree = select(kernels, pool, [R], 4)
     assert tree.tokens.tolist() == [[R, A, B, C]]
     assert tree.parents.tolist() == [[-1, 0, 0, 1]]
     assert tree.depths.tolist() == [[0, 1, 1, 2]]
@@ -70,12 +91,12 @@ def test_two_levels_of_two_branches_give_the_first_worked_tree(expand, select) -
 
 
 @IMPLEMENTATIONS
-def test_three_levels_of_two_branches_give_the_second_worked_tree(expand, select) -> None:
-    levels = grow(expand, *example(3))
-    assert levels[1].beam_token.tolist() == [[C, E]]
-    assert levels[1].beam_row.tolist() == [[0, 1]]
-    assert levels[1].beam_pool.tolist() == [[2, 4]]
-    tree = select(*pool_of(levels), torch.tensor([R], device=DEVICE), 6)
+def test_three_levels_of_two_branches_give_the_second_worked_tree(kernels: TreeKernels) -> None:
+    pool, levels = grow(kernels, *example(3))
+    assert levels[1].token.tolist() == [[C, E]]
+    assert levels[1].row.tolist() == [[0, 1]]
+    assert levels[1].pool.tolist() == [[2, 4]]
+    tree = select(kernels, pool, [R], 6)
     assert tree.tokens.tolist() == [[R, A, B, C, E, G]]
     assert tree.parents.tolist() == [[-1, 0, 0, 1, 2, 3]]
     assert tree.depths.tolist() == [[0, 1, 1, 2, 2, 3]]
@@ -84,10 +105,10 @@ def test_three_levels_of_two_branches_give_the_second_worked_tree(expand, select
 
 
 @IMPLEMENTATIONS
-def test_one_branch_gives_a_chain(expand, select) -> None:
+def test_one_branch_gives_a_chain(kernels: TreeKernels) -> None:
     log_q = [logs(0.5).view(1, 1)] + [logs(0.5).view(1, 1, 1)] * 3
     token = [torch.tensor([[10]], device=DEVICE)] + [torch.tensor([[[id_]]], device=DEVICE) for id_ in (11, 12, 13)]
-    tree = select(*pool_of(grow(expand, log_q, token)), torch.tensor([9], device=DEVICE), 5)
+    tree = select(kernels, grow(kernels, log_q, token)[0], [9], 5)
     assert tree.tokens.tolist() == [[9, 10, 11, 12, 13]]
     assert tree.parents.tolist() == [[-1, 0, 1, 2, 3]]
     assert torch.equal(tree.ancestor_mask[0].cpu(), torch.ones(5, 5, dtype=torch.bool).tril())
@@ -138,10 +159,9 @@ def test_any_tree_equals_brute_force_and_is_closed_under_parents(seed: int) -> N
     topk, num_steps = rng.randint(1, 5), rng.randint(1, 6)
     num_nodes = rng.randint(2, 1 + topk + (num_steps - 1) * topk * topk)
     log_q, token = random_levels(topk, num_steps, 3, hard=seed % 2 == 1, seed=seed)
-    root = torch.tensor([7, 8, 9], device=DEVICE)
-    tree = select_nodes(*pool_of(grow(expand_beams, log_q, token)), root, num_nodes)
+    tree = select(REFERENCE, grow(REFERENCE, log_q, token)[0], [7, 8, 9], num_nodes)
     for row in range(3):
-        expected = brute_force(log_q, token, row, root[row].item(), num_nodes)
+        expected = brute_force(log_q, token, row, 7 + row, num_nodes)
         assert tuple(part[row].tolist() for part in (tree.tokens, tree.parents, tree.depths, tree.ancestor_mask)) == expected
 
 
@@ -149,12 +169,17 @@ def test_any_tree_equals_brute_force_and_is_closed_under_parents(seed: int) -> N
 @pytest.mark.parametrize(("topk", "num_steps", "num_nodes"), [(1, 4, 5), (1, 1, 2), (4, 1, 3), (4, 5, 8), (4, 3, 30), (6, 4, 40)])
 def test_the_kernels_equal_the_references(topk: int, num_steps: int, num_nodes: int, hard: bool) -> None:
     log_q, token = random_levels(topk, num_steps, 2, hard, seed=topk)
-    expected = grow(expand_beams_reference, log_q, token)
-    for out_level, expected_level in zip(grow(expand_beams_triton, log_q, token), expected, strict=True):
-        assert_equal(out_level, expected_level)
-    root = torch.tensor([3, 4], device=DEVICE)
-    pool = pool_of(expected)
-    assert_equal(select_nodes_triton(*pool, root, num_nodes), select_nodes_reference(*pool, root, num_nodes))
+    assert_same_trees(log_q, token, num_nodes)
+
+
+def assert_same_trees(log_q: list[torch.Tensor], token: list[torch.Tensor], num_nodes: int) -> None:
+    """Kernels and references agree on pool, beams and trees."""
+    (pool, levels), (expected_pool, expected_levels) = grow(TRITON, log_q, token), grow(REFERENCE, log_q, token)
+    assert_equal(pool, expected_pool)
+    for level, expected_level in zip(levels, expected_levels, strict=True):
+        assert_equal(level, expected_level)
+    root = list(range(3, 3 + len(log_q[0])))
+    assert_equal(select(TRITON, expected_pool, root, num_nodes), select(REFERENCE, expected_pool, root, num_nodes))
 
 
 @pytest.mark.gpu
@@ -162,28 +187,32 @@ def test_the_kernels_equal_the_references(topk: int, num_steps: int, num_nodes: 
 @pytest.mark.parametrize(("topk", "num_steps", "num_nodes"), [(1, 7, 8), (4, 5, 8), (8, 6, 64), (10, 7, 60)])
 def test_the_compiled_kernels_equal_the_references_at_batch_256(topk: int, num_steps: int, num_nodes: int, hard: bool) -> None:
     log_q, token = random_levels(topk, num_steps, 256, hard, seed=topk)
-    expected = grow(expand_beams_reference, log_q, token)
-    for out_level, expected_level in zip(grow(expand_beams_triton, log_q, token), expected, strict=True):
-        assert_equal(out_level, expected_level)
-    root = torch.arange(256, device=DEVICE)
-    assert_equal(select_nodes_triton(*pool_of(expected), root, num_nodes), select_nodes_reference(*pool_of(expected), root, num_nodes))
+    assert_same_trees(log_q, token, num_nodes)
 
 
-def test_plain_decoding_has_a_tree_of_the_root_alone() -> None:
-    tree = root_only_tree(torch.tensor([5, 6], device=DEVICE))
-    assert (tree.tokens.tolist(), tree.parents.tolist(), tree.depths.tolist()) == ([[5], [6]], [[-1], [-1]], [[0], [0]])
-    assert tree.ancestor_mask.tolist() == [[[True]], [[True]]]
+@pytest.mark.parametrize("fill", [root_only_tree_reference, root_only_tree_triton])
+def test_plain_decoding_has_a_tree_of_the_root_alone(fill) -> None:
+    tree = empty_tree(3, 1, torch.device(DEVICE))
+    for part in (tree.tokens, tree.parents, tree.depths):
+        part.fill_(77)
+    tree.ancestor_mask.fill_(False)
+    fill(torch.tensor([2, 0, 2], dtype=torch.int32, device=DEVICE), torch.tensor([5, 6, 7], device=DEVICE), tree)
+    assert tree.tokens.tolist() == [[7], [5], [7]]
+    assert (tree.parents.tolist(), tree.depths.tolist()) == ([[-1]] * 3, [[0]] * 3)
+    assert tree.ancestor_mask.tolist() == [[[True]]] * 3
 
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("num_nodes", [1, 8])
-def test_a_tree_that_the_pool_cannot_give_is_a_value_error(expand, select, num_nodes: int) -> None:
+def test_a_tree_that_the_pool_cannot_give_is_a_value_error(kernels: TreeKernels, num_nodes: int) -> None:
     with pytest.raises(ValueError, match=f"6 candidates cannot give a tree of {num_nodes}"):
-        select(*pool_of(grow(expand, *example(2))), torch.tensor([R], device=DEVICE), num_nodes)
+        select(kernels, grow(kernels, *example(2))[0], [R], num_nodes)
 
 
 @IMPLEMENTATIONS
-def test_level_zero_is_not_expanded(expand, select) -> None:
+@pytest.mark.parametrize(("level", "message"), [(0, "level 1"), (2, "no level 2")])
+def test_a_level_that_the_pool_has_no_room_for_is_a_value_error(kernels: TreeKernels, level: int, message: str) -> None:
     log_q, token = example(2)
-    with pytest.raises(ValueError, match="level 1"):
-        expand(0, log_q[0], log_q[1], token[1], start_beams(log_q[0], token[0]).beam_pool)
+    pool, levels = grow(kernels, log_q, token)
+    with pytest.raises(ValueError, match=message):
+        kernels.expand(level, levels[0], DraftCandidates(log_q[1][0], token[1][0]), pool)

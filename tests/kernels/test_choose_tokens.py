@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from eaglecli.kernels.choose_tokens import ChosenTokens, SamplingTensors, choose_tokens, choose_tokens_reference, choose_tokens_triton
+from eaglecli.kernels.choose_tokens import SamplingTensors, choose_tokens, choose_tokens_reference, choose_tokens_triton
 from tests.kernels.sampling_rows import DEVICE, exact_law, many_samples, sampling_rows
 
 INF, NAN = float("inf"), float("nan")
@@ -22,29 +22,28 @@ def positions(count: int) -> torch.Tensor:
     return torch.arange(100, 100 + count, dtype=torch.int32, device=DEVICE)
 
 
-def choose_rows(choose, logits: list[list[float]], *settings: tuple[float, int, float, float]) -> ChosenTokens:
+def choose_rows(choose, logits: list[list[float]], *settings: tuple[float, int, float, float]) -> torch.Tensor:
     return choose(torch.tensor(logits, device=DEVICE), sampling_rows(*settings), positions(len(settings)))
 
 
 @IMPLEMENTATIONS
 def test_greedy_takes_the_lowest_of_equal_maxima(choose) -> None:
     chosen = choose_rows(choose, [[0.0, 3.0, 1.0, 3.0, 3.0], [-0.0, 0.0, -1.0, 0.0, -INF]], GREEDY, GREEDY)
-    assert chosen.token.tolist() == [1, 0]
+    assert chosen.tolist() == [1, 0]
 
 
 @IMPLEMENTATIONS
-def test_a_row_is_finite_unless_it_holds_nan_or_inf_or_nothing(choose) -> None:
+def test_a_row_with_nan_or_inf_or_nothing_has_no_choice(choose) -> None:
     logits = [[0.0, NAN, 1.0], [0.0, INF, 1.0], [-INF] * 3, [-INF, 5.0, -INF]]
     for setting in (GREEDY, (1.0, 2, 0.9, 0.1)):
         chosen = choose_rows(choose, logits, *[setting] * 4)
-        assert chosen.finite.tolist() == [False, False, False, True]
-        assert chosen.token.tolist() == [0, 0, 0, 1]
+        assert chosen.tolist() == [-1, -1, -1, 1]
 
 
 @IMPLEMENTATIONS
 def test_a_tiny_temperature_takes_the_maximum_of_huge_logits(choose) -> None:
     chosen = choose_rows(choose, [[-3e38, 3e38, 2e38], [1.0, 1.0, 1.5]], (1e-9, -1, 1.0, 0.0), (1e-9, 2, 0.5, 0.5))
-    assert chosen.token.tolist() == [1, 2]
+    assert chosen.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -67,21 +66,30 @@ def test_filters_keep_exactly_the_tokens_they_should(logits: list[float], settin
     temperature, top_k, top_p, min_p = setting
     sampling = many_samples(150, temperature, top_k, top_p, min_p)
     rows = torch.tensor(logits, dtype=torch.float32, device=DEVICE).repeat(150, 1)
-    expected = choose_tokens_reference(rows, sampling, positions(150)).token
+    expected = choose_tokens_reference(rows, sampling, positions(150))
     assert set(expected.tolist()) == kept
     count = 150 if DEVICE == "cuda" else 4
     few = many_samples(count, temperature, top_k, top_p, min_p)
-    assert torch.equal(choose_tokens_triton(rows[:count], few, positions(count)).token, expected[:count])
+    assert torch.equal(choose_tokens_triton(rows[:count], few, positions(count)), expected[:count])
 
 
 @IMPLEMENTATIONS
 def test_a_row_does_not_depend_on_its_neighbours(choose) -> None:
     logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     sampling, position = sampling_rows(*MIXED[:6]), positions(6)
-    together = choose(logits, sampling, position).token
+    together = choose(logits, sampling, position)
     for row in (1, 4):
-        alone = {name: value[row : row + 1] for name, value in vars(sampling).items() if isinstance(value, torch.Tensor)}
-        assert choose(logits[row : row + 1], replace(sampling, **alone), position[row : row + 1]).token == together[row]
+        alone = replace(sampling, rows=sampling.rows[row : row + 1])
+        assert choose(logits[row : row + 1], alone, position[row : row + 1]) == together[row]
+
+
+@IMPLEMENTATIONS
+def test_rows_of_logits_find_the_settings_of_their_row(choose) -> None:
+    logits = torch.randn(6, 300, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    settings = sampling_rows(*MIXED[:5])
+    rows = torch.tensor([4, 0, 2], dtype=torch.int32, device=DEVICE)
+    for_each = replace(settings, rows=rows.repeat_interleave(2))
+    assert torch.equal(choose(logits, replace(settings, rows=rows, repeats=2), positions(6)), choose(logits, for_each, positions(6)))
 
 
 @pytest.mark.parametrize(
@@ -92,19 +100,32 @@ def test_a_row_does_not_depend_on_its_neighbours(choose) -> None:
         (torch.float16, "distinct", MIXED[4:7]),
         (torch.bfloat16, "distinct", MIXED[:3]),
         (torch.bfloat16, "ties", MIXED[5:8]),
+        (torch.float32, "chunks", [GREEDY, (1.0, -1, 1.0, 0.0), (0.4, -1, 1.0, 0.0), (1e-9, -1, 1.0, 0.0)]),
     ],
 )
 def test_the_kernel_equals_the_reference(dtype: torch.dtype, kind: str, settings: list) -> None:
-    logits = 3 * torch.randn(len(settings), 2100, generator=torch.Generator().manual_seed(1))
-    if kind == "ties":
+    logits = 3 * torch.randn(len(settings), 9000 if kind == "chunks" else 2100, generator=torch.Generator().manual_seed(1))
+    if kind in ("ties", "chunks"):
         logits = logits.round()
     if kind == "mostly -inf":
         logits[:, 3:] = -INF
     logits = logits.to(dtype).to(DEVICE)
     sampling, position = sampling_rows(*settings), positions(len(settings))
     out, expected = choose_tokens_triton(logits, sampling, position), choose_tokens_reference(logits, sampling, position)
-    assert out.token.tolist() == expected.token.tolist()
-    assert torch.equal(out.finite, expected.finite)
+    assert out.tolist() == expected.tolist()
+
+
+def test_the_lowest_of_equal_maxima_wins_across_chunks_and_a_bad_chunk_spoils_the_row() -> None:
+    logits = torch.zeros(4, 9000, device=DEVICE)
+    logits[0, [8200, 4100, 8999]] = 1.0
+    logits[1, 8500] = NAN
+    logits[2, 4500] = INF
+    logits[3, :8190] = -INF
+    greedy = sampling_rows(*[GREEDY] * 4)
+    assert choose_tokens_triton(logits, greedy, positions(4)).tolist() == [4100, -1, -1, 8190]
+    plain = replace(greedy, temperature=torch.ones_like(greedy.temperature))
+    out, expected = choose_tokens_triton(logits, plain, positions(4)), choose_tokens_reference(logits, plain, positions(4))
+    assert out.tolist() == expected.tolist()
 
 
 def test_hints_change_nothing_where_they_are_true() -> None:
@@ -114,7 +135,7 @@ def test_hints_change_nothing_where_they_are_true() -> None:
         (greedy, replace(greedy, any_sampled=False, any_filtered=False)),
         (plain, replace(plain, any_filtered=False)),
     ):
-        out, expected = (choose_tokens(logits, each, positions(6)).token for each in (hinted, sampling))
+        out, expected = (choose_tokens(logits, each, positions(6)) for each in (hinted, sampling))
         assert torch.equal(out, expected)
 
 
@@ -122,19 +143,19 @@ def test_rows_of_a_padded_head_are_read_with_their_stride() -> None:
     padded = torch.randn(4, 64, device=DEVICE)
     padded[:, 60:] = 100.0
     sampling = sampling_rows(*MIXED[:4])
-    out, expected = (choose(padded[:, :60], sampling, positions(4)).token for choose in (choose_tokens_triton, choose_tokens_reference))
+    out, expected = (choose(padded[:, :60], sampling, positions(4)) for choose in (choose_tokens_triton, choose_tokens_reference))
     assert torch.equal(out, expected)
 
 
 @IMPLEMENTATIONS
 def test_no_rows_give_no_tokens(choose) -> None:
     empty = many_samples(0, 1.0)
-    assert choose(torch.zeros(0, 8, device=DEVICE), empty, positions(0)).token.shape == (0,)
+    assert choose(torch.zeros(0, 8, device=DEVICE), empty, positions(0)).shape == (0,)
 
 
 @IMPLEMENTATIONS
 def test_settings_of_too_few_rows_are_a_value_error(choose) -> None:
-    with pytest.raises(ValueError, match="temperature"):
+    with pytest.raises(ValueError, match="do not fit 3 rows"):
         choose(torch.zeros(3, 8, device=DEVICE), sampling_rows(GREEDY, GREEDY), positions(3))
 
 
@@ -156,6 +177,6 @@ def test_the_compiled_kernel_equals_the_reference_on_real_vocabularies(dtype: to
     position = positions(len(settings))
     out, expected = choose_tokens_triton(logits, sampling, position), choose_tokens_reference(logits, sampling, position)
     # Approximate exp and log may decide a near-tie otherwise.
-    assert (out.token != expected.token).float().mean() <= 0.01
+    assert (out != expected).float().mean() <= 0.01
     greedy = sampling.temperature == 0
-    assert torch.equal(out.token[greedy], expected.token[greedy])
+    assert torch.equal(out[greedy], expected[greedy])

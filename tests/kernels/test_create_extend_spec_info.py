@@ -58,6 +58,7 @@ def pack_in_a_loop(tokens, extend_lens, lengths, rows, table, path, num_nodes) -
         out["query_start"].append(len(out["input_ids"]))
         out["last_index"].append(len(out["input_ids"]) - 1 if extend_len else 0)
         out["verified_id"].append(tokens[b][extend_len - 1] if extend_len else 0)
+        out["proposal_positions"].append(lengths[b] + extend_len + 1)
     for name in ("input_ids", "positions", "out_slots", "feature_index"):
         out[name] += [0] * (len(tokens) * len(tokens[0]) - len(out[name]))
     return out
@@ -103,6 +104,7 @@ def test_the_ids_are_the_whole_accepted_run_and_each_pairs_with_the_node_before_
     assert info.out_slots.tolist() == [30, 31, 32, 4, 0, 0]
     assert info.feature_index.tolist() == [0, 2, 4, 5, 0, 0]
     assert (info.query_start.tolist(), info.last_index.tolist(), info.verified_id.tolist()) == ([0, 3, 4], [2, 3], [7, 8])
+    assert info.proposal_positions.tolist() == [14, 6]
 
 
 @IMPLEMENTATIONS

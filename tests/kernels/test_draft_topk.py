@@ -1,5 +1,7 @@
 """Draft proposals: order, ids, log-probabilities, bad numbers; kernel against reference."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -64,8 +66,13 @@ def test_padding_rows_of_the_head_are_never_proposed_and_have_no_share(propose, 
 @pytest.mark.parametrize(
     "row",
     [
-        [NAN] * 6, [INF] * 6, [-INF] * 6, [0.0] * 6,
-        [NAN, INF, -INF, 0.0, INF, 1.0], [-INF, 2.0, -INF, NAN, -INF, -INF], [3e38, -3e38, 0.0] * 2,
+        [NAN] * 6,
+        [INF] * 6,
+        [-INF] * 6,
+        [0.0] * 6,
+        [NAN, INF, -INF, 0.0, INF, 1.0],
+        [-INF, 2.0, -INF, NAN, -INF, -INF],
+        [3e38, -3e38, 0.0] * 2,
     ],  # fmt: skip
 )
 def test_bad_numbers_still_give_distinct_ids_and_no_nan(propose, setting, row: list[float]) -> None:
@@ -94,6 +101,23 @@ def test_the_kernel_equals_the_reference(dtype: torch.dtype, k: int, mapped: boo
     sampling = sampling_rows(GREEDY, SAMPLED, (1.5, 5, 0.9, 0.1), (0.1, -1, 1.0, 0.0))
     arguments = (logits, k, sampling, positions(4), token_map, 2090)
     assert_same(draft_topk_triton(*arguments), draft_topk_reference(*arguments))
+
+
+@IMPLEMENTATIONS
+def test_proposals_written_into_rows_stand_at_the_rows_asked_and_leave_the_others(propose) -> None:
+    generator = torch.Generator().manual_seed(5)
+    logits = torch.randn(4, 50, generator=generator).to(DEVICE)
+    settings = sampling_rows(GREEDY, SAMPLED, GREEDY, SAMPLED, SAMPLED)
+    rows = torch.tensor([3, 0], dtype=torch.int32, device=DEVICE)
+    asked = replace(settings, rows=rows, repeats=2)
+    expected = propose(logits, 3, replace(settings, rows=rows.repeat_interleave(2)), positions(4), None, 50)
+    assert_same(propose(logits, 3, asked, positions(4), None, 50), expected)
+    kept = DraftCandidates(torch.full((5, 3), 7.0, device=DEVICE), torch.full((5, 3), 7, device=DEVICE))
+    expected = propose(logits[:2], 3, replace(settings, rows=rows), positions(2), None, 50)
+    propose(logits[:2], 3, replace(settings, rows=rows), positions(2), None, 50, kept)
+    assert_same(DraftCandidates(kept.log_q[[3, 0]], kept.token[[3, 0]]), expected)
+    assert (kept.token[[1, 2, 4]] == 7).all()
+    assert (kept.log_q[[1, 2, 4]] == 7).all()
 
 
 @IMPLEMENTATIONS

@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from eaglecli.kernels import linear, linear_tiles
 from eaglecli.kernels.linear import (
     linear_residual_reference,
     linear_residual_triton,
@@ -14,11 +15,20 @@ from eaglecli.kernels.linear import (
     norm_linear_triton,
     silu_mul_triton,
 )
-from eaglecli.kernels.small_row_linear import MAX_ROWS, LinearTile, choose_tile, small_row_linear
+from eaglecli.kernels.linear_tiles import MAX_ROWS, ROW_INVARIANT_TILE, LibraryProduct, LinearTile, MatrixTile, VectorTile, choose_tile
+from eaglecli.kernels.small_row_linear import small_row_linear
 from tests.kernels.closeness import GPU_DTYPES, assert_near, poison_free_memory
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SMALL_TILES = [LinearTile(0, 4, 32, 4, 1), LinearTile(0, 1, 128, 2, 1), LinearTile(16, 16, 32, 4, 3), LinearTile(32, 16, 64, 4, 3)]
+SMALL_TILES = [
+    VectorTile(4, 32, 4),
+    VectorTile(1, 128, 2),
+    MatrixTile(16, 16, 32, 4, 3),
+    MatrixTile(8, 32, 64, 4, 3),
+    MatrixTile(16, 16, 64, 4, 3, parts=4),
+    MatrixTile(16, 16, 32, 4, 3, splits=2),
+    MatrixTile(32, 16, 32, 2, 2, parts=2, splits=4),
+]
 
 
 def tensors(rows: int, outputs: int, inputs: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -58,7 +68,7 @@ def test_each_operation_equals_its_reference(rows: int, outputs: int, inputs: in
 
 @pytest.mark.parametrize("tile", SMALL_TILES)
 def test_every_tile_computes_the_same_function(tile: LinearTile) -> None:
-    t = tensors(1 if tile.block_rows == 0 else 35, 38, 75)
+    t = tensors(1 if isinstance(tile, VectorTile) else 35, 38, 75)
     gate_up = small_row_linear(t["x"], t["weight"], norm_weight=t["norm"], eps=1e-6, bias=t["bias"], gate_up=True, tile=tile)
     wide = {name: tensor.double() for name, tensor in t.items()}
     assert_near(gate_up, norm_gate_up_reference(wide["x"], wide["norm"], 1e-6, wide["weight"], wide["bias"]))
@@ -67,9 +77,9 @@ def test_every_tile_computes_the_same_function(tile: LinearTile) -> None:
 
 
 def test_with_a_fixed_tile_a_row_does_not_depend_on_the_other_rows() -> None:
-    t, tile = tensors(20, 40, 96), LinearTile(16, 16, 32, 4, 3)
-    together = small_row_linear(t["x"], t["weight"], norm_weight=t["norm"], eps=1e-5, tile=tile)
-    alone = small_row_linear(t["x"][17:18], t["weight"], norm_weight=t["norm"], eps=1e-5, tile=tile)
+    t = tensors(20, 40, 160)
+    together = small_row_linear(t["x"], t["weight"], norm_weight=t["norm"], eps=1e-5, tile=ROW_INVARIANT_TILE)
+    alone = small_row_linear(t["x"][17:18], t["weight"], norm_weight=t["norm"], eps=1e-5, tile=ROW_INVARIANT_TILE)
     assert torch.equal(together[17:18], alone)
 
 
@@ -94,9 +104,9 @@ def test_float16_rows_may_leave_the_range_of_float16_before_they_are_scaled() ->
     norm = torch.full((64,), 4.0, dtype=torch.float16, device=DEVICE)
     weight = torch.eye(64, dtype=torch.float16, device=DEVICE)
     out = norm_linear_triton(x, norm, 1e-5, weight, None)
-    assert_near(out, torch.full((2, 64), 4.0, dtype=torch.float64, device=DEVICE))
-    with pytest.raises(ValueError, match="float16"):
-        small_row_linear(x, weight, norm_weight=norm, eps=1e-5)
+    expected = torch.full((2, 64), 4.0, dtype=torch.float64, device=DEVICE)
+    assert_near(out, expected)
+    assert_near(small_row_linear(x[:1], weight, norm_weight=norm, eps=1e-5, tile=VectorTile(4, 32, 4)), expected[:1])
 
 
 def test_the_residual_itself_is_not_written() -> None:
@@ -115,15 +125,36 @@ def test_silu_mul_of_odd_widths() -> None:
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_chosen_tiles_are_powers_of_two_and_fit_the_shared_memory(dtype: torch.dtype) -> None:
     shapes = [(576, 576), (960, 576), (1536, 576), (49152, 576), (4096, 14336), (14336, 4096), (128256, 4096), (70, 33)]
-    for rows, (outputs, inputs), gate_up in itertools.product((1, 2, 8, 16, 17, 40, 64), shapes, (False, True)):
+    for rows, (outputs, inputs), gate_up in itertools.product((2, 8, 16, 17, 40, 64), shapes, (False, True)):
         tile = choose_tile(rows, outputs, inputs, gate_up, dtype)
-        assert all(size & (size - 1) == 0 for size in (tile.block_rows, tile.block_outputs, tile.block_inputs))
-        assert tile.block_outputs >= 1
-        staged = tile.block_rows * tile.block_inputs + (2 if gate_up else 1) * tile.block_outputs * tile.block_inputs
-        assert tile.block_rows == 0 or tile.num_stages * staged * dtype.itemsize <= 227 * 1024
+        if isinstance(tile, MatrixTile):
+            assert all(size & (size - 1) == 0 for size in (tile.rows, tile.outputs, tile.inputs, tile.parts))
+            staged = tile.rows * tile.inputs + (2 if gate_up else 1) * tile.outputs * tile.inputs
+            assert tile.num_stages * staged * dtype.itemsize <= 227 * 1024
+        else:
+            assert isinstance(tile, LibraryProduct)
 
 
-@pytest.mark.parametrize("broken", ["width", "bias", "residual", "dtype", "gate_up", "vector"])
+def test_one_row_takes_the_vector_kernel_and_many_rows_the_library() -> None:
+    assert isinstance(choose_tile(1, 6144, 4096, False, torch.bfloat16), VectorTile)
+    assert isinstance(choose_tile(1, 770, 320, False, torch.bfloat16), VectorTile)
+    assert isinstance(choose_tile(MAX_ROWS + 1, 6144, 4096, False, torch.bfloat16), LibraryProduct)
+
+
+def test_rows_between_measured_counts_take_the_next_measured_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    tile = MatrixTile(8, 64, 64, 4, 4)
+    monkeypatch.setitem(linear_tiles.MEASURED_TILES, (8, 70, 33, False), tile)
+    assert choose_tile(5, 70, 33, False, torch.bfloat16) == tile
+    assert choose_tile(9, 70, 33, False, torch.bfloat16) != tile
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_library_computes_the_same_function(monkeypatch: pytest.MonkeyPatch, with_bias: bool) -> None:
+    monkeypatch.setattr(linear, "choose_tile", lambda *_: LibraryProduct())
+    check_all(3, 34, 40, with_bias)
+
+
+@pytest.mark.parametrize("broken", ["width", "bias", "residual", "dtype", "gate_up", "vector", "library"])
 def test_a_broken_contract_is_a_value_error(broken: str) -> None:
     t = tensors(2, 6, 8)
     arguments = {
@@ -132,7 +163,8 @@ def test_a_broken_contract_is_a_value_error(broken: str) -> None:
         "residual": {"residual": torch.zeros(3, 6)},
         "dtype": {"bias": torch.zeros(6, dtype=torch.float64)},
         "gate_up": {"residual": torch.zeros(2, 6), "gate_up": True},
-        "vector": {"tile": LinearTile(0, 4, 32, 4, 1)},
+        "vector": {"tile": VectorTile(4, 32, 4)},
+        "library": {"tile": LibraryProduct()},
     }[broken]
     with pytest.raises(ValueError, match=r"must|needs|takes"):
         small_row_linear(**{"x": t["x"], "weight": t["weight"], **arguments})

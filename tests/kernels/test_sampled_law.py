@@ -3,13 +3,15 @@
 Target and draft are tables: the next token's logits depend on the last one (and on the depth), so every law is known.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from eaglecli.kernels.accept_path import AcceptedPath, accept_path
-from eaglecli.kernels.build_tree import DraftTree, expand_beams, select_nodes, start_beams
+from eaglecli.kernels.accept_path import AcceptedPath, accept_path_reference
+from eaglecli.kernels.build_tree import DraftTree, empty_tree, expand_beams, select_nodes, start_beams
 from eaglecli.kernels.choose_tokens import SamplingTensors, choose_tokens
 from eaglecli.kernels.draft_topk import draft_topk
 from tests.kernels.sampling_rows import DEVICE, exact_law, many_samples
@@ -42,7 +44,7 @@ def draw(logits: np.ndarray, rows_at_once: int, **setting: float) -> np.ndarray:
     chosen = []
     for first in range(0, NUM_SAMPLES, rows_at_once):
         rows = torch.from_numpy(logits).float().to(DEVICE).repeat(rows_at_once, 1)
-        chosen.append(choose_tokens(rows, many_samples(rows_at_once, **setting, first=first), positions(1, rows_at_once)).token)
+        chosen.append(choose_tokens(rows, many_samples(rows_at_once, **setting, first=first), positions(1, rows_at_once)))
     return torch.cat(chosen).cpu().numpy()
 
 
@@ -87,18 +89,14 @@ DRAFT = Tables(2, like=TARGET)
 def grow_tree(sampling: SamplingTensors, topk: int, num_steps: int, num_nodes: int) -> DraftTree:
     root = torch.zeros(NUM_SAMPLES, dtype=torch.int64, device=DEVICE)
     first = draft_topk(DRAFT.at(0, root), topk, sampling, positions(1), None, 8)
-    levels = [start_beams(first.log_q, first.token)]
-    per_beam = SamplingTensors(
-        *(getattr(sampling, name).repeat_interleave(topk) for name in ("temperature", "top_k", "top_p", "min_p", "seed", "sample"))
-    )
+    pool, beams = start_beams(sampling.rows, first, num_steps)
     for level in range(1, num_steps):
-        beams = levels[-1]
-        logits = DRAFT.at(level, beams.beam_token.flatten())
-        children = draft_topk(logits, topk, per_beam, positions(level + 1, NUM_SAMPLES * topk), None, 8)
-        shape = (NUM_SAMPLES, topk, topk)
-        levels.append(expand_beams(level, beams.beam_score, children.log_q.view(shape), children.token.view(shape), beams.beam_pool))
-    pool = (torch.cat([getattr(level, name) for level in levels], 1) for name in ("pool_score", "pool_token", "pool_parent"))
-    return select_nodes(*pool, root, num_nodes)
+        logits = DRAFT.at(level, beams.token.flatten())
+        children = draft_topk(logits, topk, replace(sampling, repeats=topk), positions(level + 1, NUM_SAMPLES * topk), None, 8)
+        beams = expand_beams(level, beams, children, pool)
+    tree = empty_tree(NUM_SAMPLES, num_nodes, root.device)
+    select_nodes(pool, sampling.rows, root, tree)
+    return tree
 
 
 def iterate(temperature: float, topk: int, num_steps: int, num_nodes: int, same_noise: bool, **filters: float) -> AcceptedPath:
@@ -107,10 +105,8 @@ def iterate(temperature: float, topk: int, num_steps: int, num_nodes: int, same_
     tree = grow_tree(sampling if same_noise else many_samples(NUM_SAMPLES, 0.0), topk, num_steps, num_nodes)
     depth = tree.depths.long()
     logits = TARGET.at(depth, tree.tokens).flatten(0, 1)
-    names = ("temperature", "top_k", "top_p", "min_p", "seed", "sample")
-    per_node = SamplingTensors(*(getattr(sampling, name).repeat_interleave(num_nodes) for name in names))
-    chosen = choose_tokens(logits, per_node, (ROOT_POSITION + 1 + tree.depths).flatten()).token.view_as(tree.tokens)
-    return accept_path(tree.tokens, tree.parents, chosen, torch.ones_like(tree.tokens, dtype=torch.bool), num_steps)
+    chosen = choose_tokens(logits, replace(sampling, repeats=num_nodes), (ROOT_POSITION + 1 + tree.depths).flatten()).view_as(tree.tokens)
+    return accept_path_reference(tree.tokens, tree.parents, chosen, torch.ones_like(tree.tokens, dtype=torch.bool), num_steps)
 
 
 def decode_plainly(temperature: float, num_tokens: int, **filters: float) -> torch.Tensor:
@@ -118,7 +114,7 @@ def decode_plainly(temperature: float, num_tokens: int, **filters: float) -> tor
     sampling = many_samples(NUM_SAMPLES, temperature, **filters)
     tokens = [torch.zeros(NUM_SAMPLES, dtype=torch.int64, device=DEVICE)]
     for depth in range(num_tokens):
-        tokens.append(choose_tokens(TARGET.at(depth, tokens[-1]), sampling, positions(depth + 1)).token)
+        tokens.append(choose_tokens(TARGET.at(depth, tokens[-1]), sampling, positions(depth + 1)))
     return torch.stack(tokens[1:], 1)
 
 
@@ -145,7 +141,7 @@ def test_the_first_two_tokens_follow_the_exact_joint_law(topk, num_steps, num_no
     out = iterate(temperature, topk, num_steps, num_nodes, same_noise)
     first = out.tokens[:, 0]
     # A row that accepted nothing gets its second token from the next iteration.
-    next_choice = choose_tokens(TARGET.at(1, first), many_samples(NUM_SAMPLES, temperature), positions(2)).token
+    next_choice = choose_tokens(TARGET.at(1, first), many_samples(NUM_SAMPLES, temperature), positions(2))
     second = torch.where(out.num_accepted > 0, out.tokens[:, 1], next_choice)
     laws = [exact_law(row.cpu().numpy(), temperature) for row in (TARGET.logits[0][0], *TARGET.logits[1])]
     joint = laws[0][:, None] * np.stack(laws[1:])
