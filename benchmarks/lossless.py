@@ -140,7 +140,8 @@ def compare(target: LoadedTarget, requests: list[Request], plain: dict[int, Comp
         gap = score_gap(target, request, expected, difference)
         excused = gap < NEAR_TIE_GAP
         counts["near_ties" if excused else "mismatches"] += 1
-        print(f"{'near-tie' if excused else 'difference'} prompt {request.key} at output token {difference.index}: {difference}, gap {gap:.2e}")
+        kind = "near-tie" if excused else "difference"
+        print(f"{kind} prompt {request.key} at output token {difference.index}: {difference}, gap {gap:.2e}")
     return counts
 
 

@@ -13,10 +13,12 @@ from eaglecli.engine.row_state import Batch, RowState
 from eaglecli.engine.settings import SpeculationSettings
 from eaglecli.engine.verify import CommittedRun
 from eaglecli.kernels.attention_inputs import AttentionInputs
-from eaglecli.kernels.build_tree import DraftTree, expand_beams, root_only_tree, select_nodes, start_beams
+from eaglecli.kernels.build_tree import Beams, DraftTree, expand_beams, root_only_tree, select_nodes, start_beams
 from eaglecli.kernels.choose_tokens import SamplingTensors
+from eaglecli.kernels.draft_step_inputs import draft_step_inputs
 from eaglecli.kernels.draft_topk import DraftCandidates, draft_topk
-from eaglecli.models.draft_model import DraftModel
+from eaglecli.kernels.keep_last import keep_last
+from eaglecli.models.draft_model import DraftModel, DraftOutput
 
 
 class RootOnlyDrafter:
@@ -27,71 +29,74 @@ class RootOnlyDrafter:
     def __init__(self, state: RowState) -> None:
         self._state = state
 
-    def grow_tree(self, batch: Batch) -> DraftTree:
-        return root_only_tree(self._state.verified_id[batch.rows])
+    def grow_tree(self, batch: Batch, tree: DraftTree) -> None:
+        """Write the root of every row into `tree`."""
+        root_only_tree(batch.rows, self._state.verified_id, tree)
 
     def extend(self, batch: Batch, run: CommittedRun) -> None:
         """Nothing to catch up with."""
 
-    def extend_prompt(self, batch: Batch, attention: AttentionInputs, next_ids: torch.Tensor, features: torch.Tensor, last_index: torch.Tensor) -> None:
+    def extend_prompt(
+        self, batch: Batch, attention: AttentionInputs, next_ids: torch.Tensor, features: torch.Tensor, last_index: torch.Tensor
+    ) -> None:
         """Nothing to catch up with."""
 
 
 class EagleDrafter:
     """Drafts with an EAGLE model; owns the draft's cache."""
 
-    def __init__(self, draft: DraftModel, kv_cache: torch.Tensor, state: RowState, speculation: SpeculationSettings, same_noise: bool) -> None:
+    def __init__(
+        self, draft: DraftModel, kv_cache: torch.Tensor, state: RowState, speculation: SpeculationSettings, same_noise: bool
+    ) -> None:
         self.tap_boundaries = draft.tap_boundaries
         self._draft = draft
         self._kv_cache = kv_cache
         self._state = state
         self._speculation = speculation
         self._same_noise = same_noise
+        self._greedy = torch.zeros_like(state.temperature)
 
-    def grow_tree(self, batch: Batch) -> DraftTree:
-        """Grow topk branches a step for num_steps - 1 forwards and keep the best nodes (EAGLE-2's dynamic tree, true ancestors).
+    def grow_tree(self, batch: Batch, tree: DraftTree) -> None:
+        """Grow topk branches a step, num_steps - 1 forwards, and fill `tree` with the best nodes (EAGLE-2's dynamic tree, true ancestors).
 
         The first level stands ready: the last extend left it. Level l sits at draft position L + l.
         """
-        state, rows, topk = self._state, batch.rows, self._speculation.topk
-        hidden = state.draft_hidden[rows].repeat_interleave(topk, 0)
-        levels = [start_beams(state.draft_log_q[rows], state.draft_token[rows])]
-        itself = torch.eye(topk, dtype=torch.bool, device=rows.device).expand(len(batch), topk, topk)
-        ancestors = itself
-        for step in range(1, self._speculation.num_steps):
-            beams = levels[-1]
-            forward = self._tree_step(batch, step, beams.beam_token, hidden, ancestors)
-            candidates, feedback = self._run(forward, self._sampling(batch, topk), forward.positions + 2)
-            children = (part.view(len(batch), topk, topk) for part in (candidates.log_q, candidates.token))
-            levels.append(expand_beams(step, beams.beam_score, *children, beams.beam_pool))
-            parent = levels[-1].beam_row.long()[:, :, None]
-            hidden = feedback.view(len(batch), topk, -1).gather(1, parent.expand(-1, -1, feedback.shape[1])).flatten(0, 1)
-            ancestors = torch.cat([ancestors.gather(1, parent.expand(-1, -1, ancestors.shape[2])), itself], 2)
-        pool = (torch.cat([getattr(level, part) for level in levels], 1) for part in ("pool_score", "pool_token", "pool_parent"))
-        return select_nodes(*pool, state.verified_id[rows], self._speculation.num_draft_tokens)
+        state, rows, num_levels = self._state, batch.rows, self._speculation.num_steps
+        pool, beams = start_beams(rows, state.candidates, num_levels)
+        hidden, tail_mask = state.draft_hidden, None
+        for step in range(1, num_levels):
+            forward = self._tree_step(batch, step, beams, hidden, tail_mask)
+            output = self._forward(forward)
+            children = self._propose(output.head_input, forward.proposal_positions, self._sampling(batch, self._speculation.topk))
+            beams = expand_beams(step, beams, children, pool)
+            hidden, tail_mask = output.feedback, forward.attention.tail_mask
+        select_nodes(pool, rows, state.verified_id, tree)
 
-    def _tree_step(self, batch: Batch, step: int, token: torch.Tensor, hidden: torch.Tensor, ancestors: torch.Tensor) -> DraftForwardBatch:
+    def _tree_step(
+        self, batch: Batch, step: int, beams: Beams, hidden: torch.Tensor, mask_before: torch.Tensor | None
+    ) -> DraftForwardBatch:
         """One draft forward over the beams of level step - 1. Their cache entries are throw-away: columns L + (step - 1) * topk and on."""
-        state, rows, topk = self._state, batch.rows, self._speculation.topk
-        lengths = state.lengths[rows]
-        columns = lengths[:, None] + (step - 1) * topk + torch.arange(topk, device=rows.device)
-        positions = (lengths + step - 1).clamp(max=state.context_length - 1).repeat_interleave(topk)
+        state, rows = self._state, batch.rows
+        places = draft_step_inputs(step, rows, state.lengths, state.slot_table, beams.row, mask_before, state.context_length)
         return DraftForwardBatch(
             mode=ForwardMode.DECODE,
             capture_hidden=CaptureHidden.FULL,
-            input_ids=token.flatten(),
+            input_ids=beams.token.flatten(),
             hidden=hidden,
-            positions=positions,
+            hidden_index=places.hidden_index,
+            positions=places.positions,
+            proposal_positions=places.proposal_positions,
             attention=AttentionInputs(
                 rows=rows,
-                query_start=torch.arange(len(batch) + 1, device=rows.device, dtype=torch.int32) * topk,
-                prefix_lens=lengths,
+                query_start=places.query_start,
+                prefix_lens=places.lengths,
                 slot_table=state.slot_table,
-                out_slots=state.slot_table[rows[:, None], columns].flatten(),
-                positions=positions,
-                tail_mask=ancestors,
-                max_query_len=topk,
+                out_slots=places.out_slots,
+                positions=places.positions,
+                tail_mask=places.tail_mask,
+                max_query_len=self._speculation.topk,
                 max_prefix_len=batch.hints.max_length,
+                attend=state.attend,
             ),
             last_index=None,
         )
@@ -101,39 +106,41 @@ class EagleDrafter:
         forward = prepare_extend_after_decode(self._draft, self._state, batch, run, self._speculation.num_draft_tokens)
         self._keep_last(batch, forward)
 
-    def extend_prompt(self, batch: Batch, attention: AttentionInputs, next_ids: torch.Tensor, features: torch.Tensor, last_index: torch.Tensor) -> None:
+    def extend_prompt(
+        self, batch: Batch, attention: AttentionInputs, next_ids: torch.Tensor, features: torch.Tensor, last_index: torch.Tensor
+    ) -> None:
         """Run a chunk of prompts through the draft: next_ids int64 [T] is the token after each, features [T, F] the target's."""
         forward = DraftForwardBatch(
             mode=ForwardMode.PREFILL,
             capture_hidden=CaptureHidden.LAST,
             input_ids=next_ids,
             hidden=self._draft.fuse(features),
+            hidden_index=None,
             positions=attention.positions,
+            proposal_positions=self._state.lengths[batch.rows] + 1,
             attention=attention,
             last_index=last_index,
         )
         self._keep_last(batch, forward)
 
     def _keep_last(self, batch: Batch, forward: DraftForwardBatch) -> None:
-        """Level 0 of the next tree. The last token x_{i+1} of a row sits at position i; its candidates are for position i + 2 = length + 1."""
-        state, rows = self._state, batch.rows
-        candidates, feedback = self._run(forward, self._sampling(batch, 1), state.lengths[rows] + 1)
-        state.draft_hidden[rows] = feedback
-        state.draft_log_q[rows] = candidates.log_q
-        state.draft_token[rows] = candidates.token
+        """Level 0 of the next tree: the last token x_{i+1} of a row sits at position i, its candidates are for i + 2 = length + 1."""
+        assert forward.last_index is not None
+        output = self._forward(forward)
+        head_input = keep_last(output.head_input, output.feedback, forward.last_index, batch.rows, self._state.draft_hidden)
+        self._propose(head_input, forward.proposal_positions, self._sampling(batch, 1), self._state.candidates)
 
-    def _run(self, forward: DraftForwardBatch, sampling: SamplingTensors, candidate_position: torch.Tensor) -> tuple[DraftCandidates, torch.Tensor]:
-        """Candidates and feedback of the captured tokens."""
-        output = self._draft.forward(forward.input_ids, forward.hidden, forward.positions, self._kv_cache, forward.attention)
-        head_input, feedback = output.head_input, output.feedback
-        if forward.capture_hidden is CaptureHidden.LAST:
-            head_input, feedback = head_input[forward.last_index], feedback[forward.last_index]
-        logits = self._draft.logits(head_input)
-        draft = self._draft
-        return draft_topk(logits, self._speculation.topk, sampling, candidate_position, draft.token_map, draft.vocab_size), feedback
+    def _forward(self, forward: DraftForwardBatch) -> DraftOutput:
+        attention = forward.attention
+        return self._draft.forward(forward.input_ids, forward.hidden, forward.positions, self._kv_cache, attention, forward.hidden_index)
+
+    def _propose(
+        self, head_input: torch.Tensor, positions: torch.Tensor, sampling: SamplingTensors, into_rows: DraftCandidates | None = None
+    ) -> DraftCandidates:
+        """The draft's topk tokens for `positions` int32 [M], from head_input [M, H]."""
+        draft, logits = self._draft, self._draft.logits(head_input)
+        return draft_topk(logits, self._speculation.topk, sampling, positions, draft.token_map, draft.vocab_size, into_rows)
 
     def _sampling(self, batch: Batch, repeats: int) -> SamplingTensors:
         sampling = self._state.sampling(batch, repeats)
-        if self._same_noise:
-            return sampling
-        return replace(sampling, temperature=torch.zeros_like(sampling.temperature), any_sampled=False)
+        return sampling if self._same_noise else replace(sampling, temperature=self._greedy, any_sampled=False)

@@ -3,22 +3,27 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 import torch
 
-from eaglecli.engine.commit import Status
+from eaglecli.engine.attention_backend import AttentionBackend, default_backend
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
-from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, padded_size
-from eaglecli.engine.iteration import Iteration, allocate_buffers
+from eaglecli.engine.graph_capture import capture_sizes, find_capturable_size
+from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
+from eaglecli.engine.graph_sizes import padded_size
+from eaglecli.engine.iteration import Iteration, allocate_buffers, named_tensors
 from eaglecli.engine.outputs import OutputBuffers
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.prefill import PrefillStage
-from eaglecli.engine.readback import Readback, StepResult, StepRows, ended, status_of
-from eaglecli.engine.request import Completion, Request
+from eaglecli.engine.readback import Readback, StepRows, ended, status_of
+from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted
 from eaglecli.engine.scheduler import Scheduler, Sequence
 from eaglecli.engine.settings import EngineSettings, check_windows
+from eaglecli.engine.stage_check import CheckedParts, StageCheck, check_stages
+from eaglecli.kernels.commit_run import Status
 from eaglecli.models.draft_model import DraftModel
 from eaglecli.models.target import TargetModel
 
@@ -33,7 +38,9 @@ class EngineCounts:
     num_wasted_row_steps: int = 0  # rows run once more because the host had not yet seen that they had ended
 
 
-def allocate_kv_cache(num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def allocate_kv_cache(
+    num_layers: int, num_slots: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     """[num_layers, 2, num_slots, nkv, hd], uninitialised: whatever is read was written before, or is masked."""
     return torch.empty(num_layers, 2, num_slots, num_kv_heads, head_dim, dtype=dtype, device=device)
 
@@ -45,29 +52,39 @@ class Engine:
     the page or the chunk size (in float32, up to near-ties of the target's logits).
     """
 
-    def __init__(self, target: TargetModel, draft: DraftModel | None, settings: EngineSettings) -> None:
+    def __init__(
+        self, target: TargetModel, draft: DraftModel | None, settings: EngineSettings, attention: AttentionBackend | None = None
+    ) -> None:
+        """`attention` None is the fastest backend of the target's device. Raises UserError for settings that cannot be."""
         self.settings = settings
         self.counts = EngineCounts()
         speculation, device, dtype = settings.speculation, target.embed_weight.device, target.dtype
+        self.dtype, self.vocab_size = dtype, target.config.vocab_size
+        self.attention = attention or default_backend(device)
+        self.attention.check(device)
         check_windows("target", target.config.windows, speculation)
         check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)
         self._scheduler = Scheduler(self._pool, settings.max_running_requests, speculation.lookahead, settings.chunked_prefill_size)
-        self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device)
+        self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, self.attention.attend)
         num_slots = self._pool.num_slots
         num_boundaries = len(draft.tap_boundaries) if draft else 0
         feature_size = target.config.layer.hidden_size * max(num_boundaries, 1)
         layer = target.config.layer
         self._kv_cache = allocate_kv_cache(target.config.num_layers, num_slots, layer.num_kv_heads, layer.head_dim, dtype, device)
         self._drafter: EagleDrafter | RootOnlyDrafter = RootOnlyDrafter(self._state)
+        self._caches = {"the target's cache": self._kv_cache}
         if draft is not None:
             draft_cache = allocate_kv_cache(draft.num_layers, num_slots, draft.num_kv_heads, draft.head_dim, dtype, device)
             self._drafter = EagleDrafter(draft, draft_cache, self._state, speculation, settings.same_noise_drafting)
+            self._caches["the draft's cache"] = draft_cache
         run_width = speculation.num_steps + 1
-        buffers = allocate_buffers(max(settings.graph_sizes + (settings.max_running_requests,)), speculation, feature_size, self._state.dummy_row, dtype, device)
+        buffers = allocate_buffers(
+            max(settings.graph_sizes + (settings.max_running_requests,)), speculation, feature_size, self._state.dummy_row, dtype, device
+        )
         self._iteration = Iteration(target, self._kv_cache, self._drafter, self._state, buffers, speculation)
-        stages = (self._iteration.draft, self._iteration.verify, self._iteration.extend)
-        self._runners = [GraphRunner(stage, [self._kv_cache, buffers.rows, self._state.slot_table]) for stage in stages]
+        self._static = StaticTensors(self._caches | named_tensors("state", self._state) | named_tensors("buffers", buffers))
+        self._runners = [GraphRunner(stage, self._static) for stage in self._iteration.stages]
         self._prefill = PrefillStage(target, self._kv_cache, self._drafter, self._state, run_width)
         self._readback = Readback(settings.max_running_requests, run_width, device)
         self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
@@ -77,19 +94,26 @@ class Engine:
         self._in_flight = np.zeros(num_rows, np.int64)  # forwards enqueued and not yet read; each emits at least one token
         self._prompt_lens = np.zeros(num_rows, np.int64)
         self._caps = np.zeros(num_rows, np.int64)
+        self._is_sampled = np.zeros(num_rows, bool)
+        self._is_filtered = np.zeros(num_rows, bool)
+        self._running = np.zeros(0, np.int64)  # rows whose prompt is done
+        self._num_iterations_of = np.zeros(num_rows + 1, np.int64)  # by number of requests that ran
 
     @property
     def is_idle(self) -> bool:
+        """Nothing waits, nothing runs."""
         return self._scheduler.is_idle
 
     def refusal(self, request: Request) -> str | None:
         """Why a request can never run, or None."""
         known = len(request.prompt_ids) + request.sampling.max_new_tokens
         if known > self.settings.context_length:
-            return f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_new_tokens} new tokens pass the context of {self.settings.context_length}"
+            asked = f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_new_tokens} new tokens"
+            return f"{asked} pass the context of {self.settings.context_length}"
         pages = self._scheduler.num_pages(Sequence(request))
         if pages > self._pool.num_pages:
-            return f"{pages * self._pool.page_size} cache slots are needed, --max-total-tokens gives {self._pool.num_pages * self._pool.page_size}"
+            given = self._pool.num_pages * self._pool.page_size
+            return f"{pages * self._pool.page_size} cache slots are needed, --max-total-tokens gives {given}"
         if len(request.sampling.stop_token_ids) > self.settings.max_stop_ids:
             return f"{len(request.sampling.stop_token_ids)} stop ids are more than the {self.settings.max_stop_ids} that a request may have"
         return None
@@ -107,8 +131,8 @@ class Engine:
         A request that can never run comes back with finish reason "error" and does not hold up the others.
         """
         source = iter(requests)
-        exhausted = False
         while True:
+            exhausted = False  # a source may have nothing for the moment and more later (a pipe, a follow-up turn)
             while not exhausted and len(self._scheduler.waiting) < self.settings.max_running_requests:
                 request = next(source, None)
                 exhausted = request is None
@@ -126,44 +150,66 @@ class Engine:
     def step(self) -> list[Completion]:
         """One iteration: schedule, prefill, draft, verify, accept and commit, extend. Returns what the iteration before finished."""
         chunks = self._schedule()
-        sampled, filtered = self._sampling_hints()
+        sampled, filtered = bool(self._is_sampled.any()), bool(self._is_filtered.any())
         records = [self._prefill.run(chunks, HostHints(0, sampled, filtered))] if chunks else []
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.is_last], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
         if len(decoded):
-            size = padded_size(len(decoded), self.settings.graph_sizes)
+            size = self._size_of(len(decoded))
             self._iteration.load_rows(decoded, size)
             hints = self._hints(decoded, sampled, filtered)
+            self._static.check()
             for stage in self._runners:
                 stage.run(size, hints)
             records.append(self._iteration.buffers.run.record[: len(decoded)])
             self._in_flight[decoded] += 1
             self.counts.num_iterations += 1
+            self._num_iterations_of[len(decoded)] += 1
         if records:
             self._readback.put(StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded]), records)
-        return self._collect(keep=1 if len(decoded) else 0)
+        return self._collect(keep=1 if len(decoded) and not self.attention.needs_host_lengths else 0)
 
-    @torch.inference_mode()
+    @property
+    def can_capture(self) -> bool:
+        """Whether iterations can run as graphs: they are made for any length, which not every attention backend can use."""
+        return self._state.lengths.is_cuda and not self.attention.needs_host_lengths
+
     def capture(self) -> Iterator[CaptureReport]:
-        """Capture all stages at all graph sizes, largest first, one pool of memory for all; yields a report as each is done.
+        """Capture all stages at all graph sizes; yields a report as each is done. Only when `can_capture` and idle. Raises CaptureError."""
+        return capture_sizes(self._iteration, self._runners, self.settings.graph_sizes, self.widest_hints)
 
-        Runs on dummy rows: no request may be running. CUDA only.
-        """
-        widest = HostHints(self.settings.context_length, any_sampled=True, any_filtered=True)
-        pool = torch.cuda.graph_pool_handle()
-        for size in reversed(self.settings.graph_sizes):
-            self._iteration.load_rows(np.zeros(0, np.int64), size)
-            for runner in self._runners:
-                yield runner.capture(size, widest, pool)
+    def find_capturable_size(self, below: int) -> int | None:
+        """The largest graph size under `below` that the memory is enough for, all graphs dropped; None when there is none."""
+        sizes = [size for size in self.settings.graph_sizes if size < below]
+        return find_capturable_size(self._iteration, self._runners, sizes, self.widest_hints)
 
-    def summary(self) -> dict[str, int]:
-        """Counts of the whole run, and the books of the page pool."""
+    @property
+    def widest_hints(self) -> HostHints:
+        """Bounds that hold for every batch: what graphs are made for."""
+        return HostHints(self.settings.context_length, any_sampled=True, any_filtered=True)
+
+    def check_stages(self, num_requests: int, seed: int) -> StageCheck:
+        """Run `num_requests` random rows in all the ways that must agree: see `stage_check`. Only when idle; the rows stay as they were."""
+        parts = CheckedParts(self._iteration, self._runners, self._state, self._caches, self.settings, self.widest_hints)
+        return check_stages(parts, num_requests, self._size_of(num_requests), seed)
+
+    def summary(self) -> dict[str, Any]:
+        """Counts of the whole run, which of its stages ran as graphs, and the books of the page pool."""
+        num_graph_runs = sum(runner.num_graph_runs for runner in self._runners)
+        num_runs = num_graph_runs + sum(runner.num_eager_runs for runner in self._runners)
         return {
             **vars(self.counts),
             "num_pages": self._pool.num_pages,
             "num_free_pages": self._pool.num_free,
             "page_size": self._pool.page_size,
+            "attention_backend": self.attention.name,
+            "graph_sizes": list(self._runners[0].captured_sizes),
+            "graph_hit_rate": num_graph_runs / num_runs if num_runs else None,
+            "stages": {
+                runner.stage.name: {"graph_runs": runner.num_graph_runs, "eager_runs": runner.num_eager_runs} for runner in self._runners
+            },
+            "iterations_by_requests": {str(size): int(count) for size, count in enumerate(self._num_iterations_of) if count},
         }
 
     def check(self) -> None:
@@ -183,21 +229,25 @@ class Engine:
             self._outputs.reset(rows)
             self._in_flight[rows] = 0
             self._prompt_lens[rows] = [sequence.prompt_len for sequence in admitted]
-            self._caps[rows] = [sequence.request.sampling.max_new_tokens for sequence in admitted]
+            samplings = [sequence.request.sampling for sequence in admitted]
+            self._caps[rows] = [sampling.max_new_tokens for sampling in samplings]
+            self._is_sampled[rows] = [sampling.temperature > 0 for sampling in samplings]
+            self._is_filtered[rows] = [sampling.temperature > 0 and _filters(sampling) for sampling in samplings]
             write_admitted(self._state, admitted, self.settings.page_size)
         chunks = self._scheduler.next_chunks()
+        started = [chunk.sequence.row for chunk in chunks if chunk.is_last]
+        if started:
+            self._running = np.append(self._running, started)
         self.counts.num_prefill_tokens += sum(chunk.end - chunk.start for chunk in chunks)
         return chunks
 
-    def _sampling_hints(self) -> tuple[bool, bool]:
-        """Whether any admitted row samples, and whether any filters its distribution."""
-        active = [sequence.request.sampling for sequence in self._scheduler.prefilling + self._scheduler.running]
-        sampled = [sampling for sampling in active if sampling.temperature > 0]
-        return bool(sampled), any(sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0 for sampling in sampled)
+    def _size_of(self, num_requests: int) -> int:
+        """Rows that a batch runs as, padding included."""
+        return padded_size(num_requests, self.settings.graph_sizes) if self.settings.pads_to_graph_sizes else num_requests
 
     def _rows_to_decode(self) -> np.ndarray:
         """int64: running rows, less those that are certain to have reached their cap by what is in flight."""
-        rows = np.array([sequence.row for sequence in self._scheduler.running], np.int64)
+        rows = self._running
         return rows[self._outputs.num_tokens[rows] + self._in_flight[rows] < self._caps[rows]]
 
     def _hints(self, rows: np.ndarray, sampled: bool, filtered: bool) -> HostHints:
@@ -241,6 +291,8 @@ class Engine:
         completion = self._outputs.completion(row, sequence.request, status, nodes_per_step, times)
         self._owner[row] += 1
         self._sequences[row] = None
+        self._is_sampled[row] = self._is_filtered[row] = False
+        self._running = self._running[self._running != row]
         self._scheduler.release(sequence)
         return completion
 
@@ -248,3 +300,7 @@ class Engine:
         sequence = self._sequences[row]
         assert sequence is not None, f"row {row} is nobody's"
         return sequence
+
+
+def _filters(sampling: SamplingParams) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0

@@ -25,8 +25,10 @@ def prepare_extend_after_decode(draft: DraftModel, state: RowState, batch: Batch
         mode=ForwardMode.EXTEND,
         capture_hidden=CaptureHidden.LAST,
         input_ids=info.input_ids,
-        hidden=draft.fuse(run.features.flatten(0, 1)[info.feature_index]),
+        hidden=draft.fuse(run.features.flatten(0, 1), info.feature_index),
+        hidden_index=None,
         positions=info.positions,
+        proposal_positions=info.proposal_positions,
         attention=AttentionInputs(
             rows=batch.rows,
             query_start=info.query_start,
@@ -37,6 +39,7 @@ def prepare_extend_after_decode(draft: DraftModel, state: RowState, batch: Batch
             tail_mask=None,
             max_query_len=run.tokens.shape[1],
             max_prefix_len=batch.hints.max_length,
+            attend=state.attend,
         ),
         last_index=info.last_index,
     )

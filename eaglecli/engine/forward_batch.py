@@ -30,7 +30,9 @@ class DraftForwardBatch:
     mode: ForwardMode
     capture_hidden: CaptureHidden
     input_ids: torch.Tensor  # int64 [T]
-    hidden: torch.Tensor  # [T, H] fused features of the target, or the draft's own feedback
+    hidden: torch.Tensor  # [X, H] fused features of the target, or the draft's own feedback
+    hidden_index: torch.Tensor | None  # int32 [T] which of them each token continues; None: X = T, in order
     positions: torch.Tensor  # int32 [T]
+    proposal_positions: torch.Tensor  # int32 of the tokens proposed after each captured one
     attention: AttentionInputs
     last_index: torch.Tensor | None  # int64 [B] packed index of each row's last token; None when all tokens are captured

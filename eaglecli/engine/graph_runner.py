@@ -1,11 +1,11 @@
 """Captured CUDA graphs of one stage, one a batch size; where nothing is captured the same padded stage runs eagerly.
 
-`GraphRunner` serves all three stages. Sizes count requests. A batch runs at the smallest captured size that holds it;
-above the largest it runs at its own size, eagerly, and is counted.
+`GraphRunner` serves all stages. Sizes count requests. A batch runs at the smallest captured size that holds it; above
+the largest it runs at its own size, eagerly, and is counted.
 """
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -15,15 +15,17 @@ import torch
 from eaglecli.engine.iteration import Stage
 from eaglecli.engine.row_state import HostHints
 
+GraphPool = tuple[int, int]
+FULL_CHECK_PERIOD = 64  # checks of all that a graph relies on, for one in which shapes and dtypes are looked at too
+
 
 @contextmanager
-def model_capture_mode(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> Iterator[None]:
+def model_capture_mode(graph: torch.cuda.CUDAGraph, pool: GraphPool) -> Iterator[None]:
     """Record everything launched inside into `graph`, its memory taken from `pool`.
 
     The collector stays off meanwhile: freeing a tensor of another stream inside a capture would spoil it.
     """
     torch.cuda.synchronize()
-    gc.collect()
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -46,34 +48,100 @@ class CaptureReport:
     num_bytes: int  # device memory reserved by the capture, beyond what the pool already had
 
 
+class CaptureError(Exception):
+    """A graph that could not be captured."""
+
+    def __init__(self, stage: str, num_requests: int, is_out_of_memory: bool, reason: str) -> None:
+        super().__init__(f"the {stage} graph of {num_requests} requests: {reason}")
+        self.stage = stage
+        self.num_requests = num_requests
+        self.is_out_of_memory = is_out_of_memory
+
+
+class StaticTensors:
+    """Every tensor whose address, shape and dtype the graphs rely on, by name, and what they were when `freeze` was called.
+
+    The engine checks once an iteration, before its first replay: nothing is moved between two stages. Addresses are compared
+    every time, shapes and dtypes now and then: at an unchanged address hardly anything can change them, and reading them costs more.
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        self._tensors = dict(tensors)
+        self._list = list(self._tensors.values())
+        self._frozen: list[tuple[int, torch.Size, torch.dtype]] = []
+        self._addresses: list[int] = []
+        self._num_checks = 0
+
+    def freeze(self) -> None:
+        """What the tensors are now is what a graph is captured with."""
+        self._frozen = self._signature()
+        self._addresses = [tensor.data_ptr() for tensor in self._list]
+
+    def check(self) -> None:
+        """Raise RuntimeError naming the first tensor that was moved, reshaped or cast since `freeze`, if that was called."""
+        if not self._frozen:
+            return
+        self._num_checks += 1
+        if self._num_checks % FULL_CHECK_PERIOD and [tensor.data_ptr() for tensor in self._list] == self._addresses:
+            return
+        if (found := self._signature()) != self._frozen:
+            changed = next(name for name, old, new in zip(self._tensors, self._frozen, found, strict=True) if old != new)
+            raise RuntimeError(f"{changed} was moved, reshaped or cast after graphs were captured with it")
+
+    def _signature(self) -> list[tuple[int, torch.Size, torch.dtype]]:
+        return [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in self._list]
+
+
 class GraphRunner:
     """One stage and its graphs."""
 
-    def __init__(self, stage: Stage, pinned: list[torch.Tensor]) -> None:
-        """`pinned`: every tensor whose address, shape and dtype a graph will rely on."""
+    def __init__(self, stage: Stage, static: StaticTensors) -> None:
+        """`static` is shared by all stages: what one of them writes, the next one reads at the same place."""
         self.stage = stage
         self.num_graph_runs = 0
         self.num_eager_runs = 0
-        self._pinned = pinned
+        self._static = static
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self._signature: list[tuple[int, torch.Size, torch.dtype]] = []
 
-    def capture(self, num_requests: int, hints: HostHints, pool: tuple[int, int]) -> CaptureReport:
-        """Capture one size. Runs the stage once eagerly first, so that every kernel variant is compiled before."""
+    @property
+    def captured_sizes(self) -> tuple[int, ...]:
+        """Ascending, in requests."""
+        return tuple(sorted(self._graphs))
+
+    def capture(self, num_requests: int, hints: HostHints, pool: GraphPool) -> CaptureReport:
+        """Capture one size. Runs the stage once eagerly first, so that every kernel variant is compiled before.
+
+        Raises CaptureError, whatever went wrong.
+        """
+        try:
+            return self._capture(num_requests, hints, pool)
+        except Exception as error:
+            shortage = _memory_shortage(error)
+            if shortage is None:
+                raise CaptureError(self.stage.name, num_requests, False, f"{type(error).__name__}: {error}") from error
+            reason = " ".join(str(shortage).split())[:200]
+        # raised out here: the error of the allocator holds the frames that hold the memory
+        raise CaptureError(self.stage.name, num_requests, True, reason)
+
+    def _capture(self, num_requests: int, hints: HostHints, pool: GraphPool) -> CaptureReport:
         started = perf_counter()
         self.stage.run(num_requests, hints)
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # what the eager run used must not count as the graph's, nor stand in its way
         warmed, reserved = perf_counter(), torch.cuda.memory_reserved()
         graph = torch.cuda.CUDAGraph()
         with model_capture_mode(graph, pool):
             self.stage.run(num_requests, hints)
         torch.cuda.synchronize()
         self._graphs[num_requests] = graph
-        self._signature = _signature(self._pinned)
+        self._static.freeze()
         num_tokens = num_requests * self.stage.tokens_per_request
-        return CaptureReport(
-            self.stage.name, num_requests, num_tokens, warmed - started, perf_counter() - warmed, torch.cuda.memory_reserved() - reserved
-        )
+        num_bytes = torch.cuda.memory_reserved() - reserved
+        return CaptureReport(self.stage.name, num_requests, num_tokens, warmed - started, perf_counter() - warmed, num_bytes)
+
+    def drop_graphs(self) -> None:
+        """Forget all graphs; their memory goes back to the pool."""
+        self._graphs.clear()
 
     def run(self, size: int, hints: HostHints) -> None:
         """Run the first `size` requests of the buffers: by graph when that size is captured, else eagerly."""
@@ -82,16 +150,12 @@ class GraphRunner:
             self.num_eager_runs += 1
             self.stage.run(size, hints)
             return
-        if _signature(self._pinned) != self._signature:
-            raise RuntimeError(f"a buffer of the captured {self.stage.name} graphs was moved or reshaped")
         self.num_graph_runs += 1
         graph.replay()
 
 
-def _signature(tensors: list[torch.Tensor]) -> list[tuple[int, torch.Size, torch.dtype]]:
-    return [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in tensors]
-
-
-def padded_size(num_requests: int, sizes: tuple[int, ...]) -> int:
-    """The smallest of the ascending `sizes` that holds the batch; its own size when none does."""
-    return next((size for size in sizes if size >= num_requests), num_requests)
+def _memory_shortage(error: BaseException | None) -> torch.OutOfMemoryError | None:
+    """The shortage behind an error: ending a capture that ran out of memory may raise another one on top."""
+    while error is not None and not isinstance(error, torch.OutOfMemoryError):
+        error = error.__cause__ or error.__context__
+    return error

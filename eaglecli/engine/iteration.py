@@ -8,8 +8,8 @@ once, for the largest batch, and shared by all sizes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import TypeVar
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from eaglecli.engine.row_state import Batch, HostHints, RowState, to_device
 from eaglecli.engine.settings import SpeculationSettings
 from eaglecli.engine.verify import CommittedRun, accept_and_commit, verify_tree
 from eaglecli.kernels.build_tree import DraftTree
+from eaglecli.kernels.live_rows import live_rows
 from eaglecli.models.target import TargetModel
 
 Record = TypeVar("Record", DraftTree, CommittedRun)
@@ -55,7 +56,9 @@ def allocate_buffers(
     return IterationBuffers(
         rows=torch.full((max_requests,), dummy_row, dtype=torch.int32, device=device),
         live_rows=torch.full((max_requests,), dummy_row, dtype=torch.int32, device=device),
-        tree=DraftTree(zeros(num_nodes, dtype=torch.int64), zeros(num_nodes), zeros(num_nodes), zeros(num_nodes, num_nodes, dtype=torch.bool)),
+        tree=DraftTree(
+            zeros(num_nodes, dtype=torch.int64), zeros(num_nodes), zeros(num_nodes), zeros(num_nodes, num_nodes, dtype=torch.bool)
+        ),
         run=CommittedRun(
             tokens=zeros(width, dtype=torch.int64),
             path=zeros(width),
@@ -80,33 +83,39 @@ class Iteration:
         speculation: SpeculationSettings,
     ) -> None:
         self.buffers = buffers
+        self.vocab_size = target.config.vocab_size
         self._target = target
         self._kv_cache = kv_cache
         self._drafter = drafter
         self._state = state
         self._speculation = speculation
-        self.draft = Stage("draft", speculation.topk, self._draft)
-        self.verify = Stage("verify", speculation.num_draft_tokens, self._verify)
-        self.extend = Stage("extend", speculation.num_steps + 1, self._extend)
+        self._loaded = np.zeros(0, np.int32)  # what stands at the front of buffers.rows
+        draft = Stage("draft", speculation.topk, self._draft)
+        verify = Stage("verify", speculation.num_draft_tokens, self._verify)
+        extend = Stage("extend", speculation.num_steps + 1, self._extend)
+        self.stages = (draft, verify, extend) if speculation.num_steps else (draft, verify)  # plain decoding has no draft to extend
 
     def load_rows(self, rows: np.ndarray, size: int) -> None:
         """Name the rows of the next iteration, int64 [n], n <= size; what is left of `size` names the dummy row.
 
         All inputs of the stages follow from these rows, so with them no stale value of an earlier, larger batch can be read.
+        Nothing is copied while rows and size stay the same.
         """
         padded = np.full(size, self._state.dummy_row, np.int32)
         padded[: len(rows)] = rows
-        self.buffers.rows[:size].copy_(to_device(padded, self.buffers.rows.device))
+        if not np.array_equal(padded, self._loaded):
+            self.buffers.rows[:size].copy_(to_device(padded, self.buffers.rows.device), non_blocking=True)
+            self._loaded = padded
 
     def _draft(self, size: int, hints: HostHints) -> None:
         buffers = self.buffers
-        buffers.live_rows[:size] = self._state.live(buffers.rows[:size])
-        _store(buffers.tree, self._drafter.grow_tree(self._batch(size, hints)))
+        live_rows(buffers.rows[:size], self._state.finished, buffers.live_rows[:size])
+        self._drafter.grow_tree(self._batch(size, hints), _first(buffers.tree, size))
 
     def _verify(self, size: int, hints: HostHints) -> None:
-        batch, tree = self._batch(size, hints), _first(self.buffers.tree, size)
-        verified = verify_tree(self._target, self._kv_cache, self._state, batch, tree, self._drafter.tap_boundaries)
-        _store(self.buffers.run, accept_and_commit(self._state, batch, tree, verified, self._speculation.num_steps))
+        batch, tree, run = self._batch(size, hints), _first(self.buffers.tree, size), _first(self.buffers.run, size)
+        verified = verify_tree(self._target, self._kv_cache, self._state, batch, tree, self._drafter.tap_boundaries, run)
+        accept_and_commit(self._state, batch, tree, verified, run)
 
     def _extend(self, size: int, hints: HostHints) -> None:
         self._drafter.extend(self._batch(size, hints), _first(self.buffers.run, size))
@@ -115,13 +124,18 @@ class Iteration:
         return Batch(self.buffers.live_rows[:size], hints)
 
 
-def _store(buffers: Record, values: Record) -> None:
-    """Copy a stage's result to the front of its buffers."""
-    for field in fields(buffers):
-        value = getattr(values, field.name)
-        getattr(buffers, field.name)[: value.shape[0]].copy_(value)
-
-
 def _first(buffers: Record, size: int) -> Record:
     """The part of the first `size` requests."""
     return type(buffers)(**{field.name: getattr(buffers, field.name)[:size] for field in fields(buffers)})
+
+
+def named_tensors(prefix: str, record: Any) -> dict[str, torch.Tensor]:
+    """All tensors of a dataclass and of the dataclasses in it, named `prefix.field`."""
+    found: dict[str, torch.Tensor] = {}
+    for field in fields(record):
+        name, value = f"{prefix}.{field.name}", getattr(record, field.name)
+        if isinstance(value, torch.Tensor):
+            found[name] = value
+        elif is_dataclass(value):
+            found |= named_tensors(name, value)
+    return found

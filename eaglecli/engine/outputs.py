@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from eaglecli.engine.commit import Status
 from eaglecli.engine.request import Completion, FinishReason, Request
+from eaglecli.kernels.commit_run import Status
 
 
 class OutputBuffers:
@@ -17,11 +17,12 @@ class OutputBuffers:
         self._num_cut = np.zeros(num_rows, np.int64)
 
     def reset(self, rows: np.ndarray) -> None:
+        """Forget what the rows held."""
         for counts in (self.num_tokens, self._num_steps, self._num_cut):
             counts[rows] = 0
 
     def add(self, rows: np.ndarray, record: np.ndarray, is_verify: bool) -> None:
-        """Append the runs of distinct `rows`; record int32 [B, W + 3], see `commit.pack_record`."""
+        """Append the runs of distinct `rows`; record int32 [B, W + 3], see `commit_run.RunOutputs`."""
         tokens, (num_accepted, num_emitted, _) = record[:, :-3], record[:, -3:].T
         offset = np.arange(tokens.shape[1])
         row_index, token_index = np.nonzero(offset < num_emitted[:, None])

@@ -15,6 +15,7 @@ class PagePool:
 
     @property
     def num_free(self) -> int:
+        """Pages that nobody holds."""
         return len(self._free)
 
     @property
@@ -23,9 +24,11 @@ class PagePool:
         return (self.num_pages + 1) * self.page_size
 
     def pages_for(self, num_tokens: int) -> int:
+        """Whole pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
 
     def can_allocate(self, num_pages: int) -> bool:
+        """Whether so many pages are free now."""
         return num_pages <= len(self._free)
 
     def allocate(self, num_pages: int) -> list[int]:
@@ -37,6 +40,7 @@ class PagePool:
         return taken[::-1]
 
     def free(self, pages: list[int]) -> None:
+        """Give pages back, in the order in which they were allocated."""
         self._free.extend(reversed(pages))
 
     def check(self, held: list[list[int]]) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eaglecli.engine.commit import commit_run, cut_run, pack_record
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
 from eaglecli.engine.row_state import Batch, HostHints, RowState, to_device
 from eaglecli.engine.scheduler import PrefillChunk
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.choose_tokens import choose_tokens
+from eaglecli.kernels.commit_run import commit_run, empty_outputs
 from eaglecli.models.target import TargetModel
 
 Drafter = EagleDrafter | RootOnlyDrafter
@@ -39,12 +39,16 @@ def pack_chunks(chunks: list[PrefillChunk], state: RowState) -> PrefillBatch:
     sizes = np.array([chunk.end - chunk.start for chunk in chunks])
     ends = np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], np.int64)
     ids = np.concatenate([prompt[chunk.start : chunk.end] for chunk, prompt in zip(chunks, prompts, strict=True)])
-    following = np.concatenate([np.append(prompt, 0)[chunk.start + 1 : chunk.end + 1] for chunk, prompt in zip(chunks, prompts, strict=True)])
+    following = np.concatenate(
+        [np.append(prompt, 0)[chunk.start + 1 : chunk.end + 1] for chunk, prompt in zip(chunks, prompts, strict=True)]
+    )
     positions = np.concatenate([np.arange(chunk.start, chunk.end) for chunk in chunks])
     row_of_token = np.repeat([chunk.sequence.row for chunk in chunks], sizes)
     per_token = to_device(np.stack([ids, following, positions, row_of_token]).astype(np.int64), state.lengths.device)
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    per_chunk = np.stack([[chunk.sequence.row for chunk in chunks], [chunk.start for chunk in chunks], starts[1:], [len(prompt) for prompt in prompts]])
+    per_chunk = np.stack(
+        [[chunk.sequence.row for chunk in chunks], [chunk.start for chunk in chunks], starts[1:], [len(prompt) for prompt in prompts]]
+    )
     per_chunk_d = to_device(np.concatenate([per_chunk.astype(np.int64).reshape(-1), ends]), state.lengths.device)
     rows, prefix_lens, query_end, prompt_lens = per_chunk_d[: 4 * len(chunks)].view(4, -1).int()
     ends_d = per_chunk_d[4 * len(chunks) :]
@@ -63,6 +67,7 @@ def pack_chunks(chunks: list[PrefillChunk], state: RowState) -> PrefillBatch:
             tail_mask=None,
             max_query_len=int(sizes.max()),
             max_prefix_len=max(chunk.start for chunk in chunks),
+            attend=state.attend,
         ),
         last_index=(query_end - 1).long(),
         ends_prompt=ends_d,
@@ -81,9 +86,11 @@ class PrefillStage:
         self._run_width = run_width
 
     def run(self, chunks: list[PrefillChunk], hints: HostHints) -> torch.Tensor:
-        """int32 [E, run_width + 3]: see `pack_record`, one row for each chunk that ends its prompt, in order."""
+        """int32 [E, run_width + 3]: see `commit_run.RunOutputs`, one row for each chunk that ends its prompt, in order."""
         packed = pack_chunks(chunks, self._state)
-        output = self._target.forward(packed.input_ids, packed.attention.positions, self._kv_cache, packed.attention, self._drafter.tap_boundaries)
+        output = self._target.forward(
+            packed.input_ids, packed.attention.positions, self._kv_cache, packed.attention, self._drafter.tap_boundaries
+        )
         finishing = Batch(packed.rows[packed.ends_prompt], hints)
         last = packed.last_index[packed.ends_prompt]
         record = self._choose_first(finishing, output.hidden[last], packed.prompt_lens)
@@ -94,11 +101,8 @@ class PrefillStage:
 
     def _choose_first(self, finishing: Batch, hidden: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
         """Choose the first token of the output from the prompt's last logits and commit it."""
-        state, rows = self._state, finishing.rows
-        chosen = choose_tokens(self._target.logits(hidden), state.sampling(finishing, 1), prompt_lens)
-        token = torch.where(chosen.finite, chosen.token, -1)[:, None]
-        one = torch.ones_like(prompt_lens)
-        ending = cut_run(token, one, chosen.finite, state.stop_ids[rows], state.limits[rows] - prompt_lens)
-        commit_run(state, rows, token, one, prompt_lens - 1, ending)
-        return pack_record(token, self._run_width, torch.zeros_like(one), ending)
-
+        state = self._state
+        token = choose_tokens(self._target.logits(hidden), state.sampling(finishing, 1), prompt_lens)
+        outputs = empty_outputs(len(finishing), 0, self._run_width, token.device)
+        commit_run(state.progress, finishing.rows, prompt_lens - 1, token[:, None], None, None, outputs)
+        return outputs.record

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eaglecli.engine.commit import Status
+from eaglecli.kernels.commit_run import Status
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class StepRows:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """An iteration's record on the host: int32 [E + B, W + 3], see `commit.pack_record`."""
+    """An iteration's record on the host: int32 [E + B, W + 3], see `commit_run.RunOutputs`."""
 
     rows: StepRows
     record: np.ndarray
@@ -37,21 +37,17 @@ class Readback:
         self._is_cuda = device.type == "cuda"
         shape = (2 * num_rows, run_width + 3)
         self._buffers = [torch.empty(shape, dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(2)]
+        self._events = [torch.cuda.Event() for _ in range(2)] if self._is_cuda else [None, None]
         self._pending: deque[tuple[StepRows, torch.Tensor, torch.cuda.Event | None]] = deque()
         self._num_puts = 0
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._pending)
-
     def put(self, rows: StepRows, records: list[torch.Tensor]) -> None:
-        """Enqueue one iteration's records: int32 [n, run_width + 3] each."""
-        record = torch.cat(records)
+        """Enqueue one iteration's records: int32 [n, run_width + 3] each. At most one earlier iteration may be pending."""
+        record = records[0] if len(records) == 1 else torch.cat(records)
         staged = self._buffers[self._num_puts % 2][: record.shape[0]]
         staged.copy_(record, non_blocking=True)
-        event = None
-        if self._is_cuda:
-            event = torch.cuda.Event()
+        event = self._events[self._num_puts % 2]
+        if event is not None:
             event.record()
         self._pending.append((rows, staged, event))
         self._num_puts += 1
@@ -67,6 +63,7 @@ class Readback:
 
 
 def status_of(record: np.ndarray) -> np.ndarray:
+    """int32 [B]: the status column of a record."""
     return record[:, -1]
 
 

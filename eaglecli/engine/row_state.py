@@ -14,7 +14,10 @@ import torch
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.scheduler import Sequence
 from eaglecli.engine.settings import EngineSettings
+from eaglecli.kernels.attention_inputs import AttentionFunction
 from eaglecli.kernels.choose_tokens import SamplingTensors
+from eaglecli.kernels.commit_run import RowProgress
+from eaglecli.kernels.draft_topk import DraftCandidates
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class RowState:
     """Device tensors of R rows, the dummy row included. C columns in the slot table, K branches, H draft hidden size."""
 
     context_length: int  # positions end before it: rotary tables are as long
+    attend: AttentionFunction  # how keys are read through the slot table: of the backend chosen at the start
     lengths: torch.Tensor  # int32 [R] tokens whose target KV exists
     limits: torch.Tensor  # int32 [R] tokens the row may ever know: prompt and output cap
     verified_id: torch.Tensor  # int64 [R] the last known token, which has no KV yet
@@ -60,22 +64,30 @@ class RowState:
 
     @property
     def dummy_row(self) -> int:
+        """The last row, which padding names."""
         return self.lengths.shape[0] - 1
 
-    def live(self, rows: torch.Tensor) -> torch.Tensor:
-        """int32 [B] rows with the finished ones replaced by the dummy row."""
-        return torch.where(self.finished[rows], self.dummy_row, rows).to(torch.int32)
+    @property
+    def progress(self) -> RowProgress:
+        """What a commit reads and changes."""
+        return RowProgress(self.lengths, self.limits, self.verified_id, self.finished, self.slot_table, self.stop_ids)
+
+    @property
+    def candidates(self) -> DraftCandidates:
+        """Level 0 of every row's next tree."""
+        return DraftCandidates(self.draft_log_q, self.draft_token)
 
     def sampling(self, batch: Batch, repeats: int) -> SamplingTensors:
-        """Sampling settings of the batch, each row `repeats` times in a row: [B * repeats]."""
-        rows = batch.rows if repeats == 1 else batch.rows.repeat_interleave(repeats)
+        """Sampling settings of the batch, each row `repeats` times in a row. Launches nothing: kernels look the settings up."""
         return SamplingTensors(
-            temperature=self.temperature[rows],
-            top_k=self.top_k[rows],
-            top_p=self.top_p[rows],
-            min_p=self.min_p[rows],
-            seed=self.seed[rows],
-            sample=self.sample[rows],
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            seed=self.seed,
+            sample=self.sample,
+            rows=batch.rows,
+            repeats=repeats,
             any_sampled=batch.hints.any_sampled,
             any_filtered=batch.hints.any_filtered,
         )
@@ -88,7 +100,9 @@ class RowState:
         assert not any(row[len(owned) :]), f"row {sequence.row} holds slots past its pages"
 
 
-def allocate_row_state(settings: EngineSettings, draft_hidden_size: int, dtype: torch.dtype, device: torch.device) -> RowState:
+def allocate_row_state(
+    settings: EngineSettings, draft_hidden_size: int, dtype: torch.dtype, device: torch.device, attend: AttentionFunction
+) -> RowState:
     """Empty rows: all finished, all slots the dummy slot."""
     num_rows = settings.max_running_requests + 1
 
@@ -97,6 +111,7 @@ def allocate_row_state(settings: EngineSettings, draft_hidden_size: int, dtype: 
 
     return RowState(
         context_length=settings.context_length,
+        attend=attend,
         lengths=zeros(dtype=torch.int32),
         limits=zeros(dtype=torch.int32),
         verified_id=zeros(dtype=torch.int64),
@@ -121,7 +136,7 @@ def slots_of(pages: Rows[int], page_size: int) -> np.ndarray:
 
 
 def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) -> None:
-    """Set the rows of newly admitted requests; their prompts are not in the cache yet. Three copies to the device, whatever their number."""
+    """Set the rows of newly admitted requests, whose prompts are not in the cache yet: three copies to the device, whatever their number."""
     num_stop_ids = state.stop_ids.shape[1]
     slots = np.zeros((len(admitted), state.slot_table.shape[1]), np.int32)
     integers = np.full((len(admitted), 5 + num_stop_ids), -1, np.int64)

@@ -26,6 +26,7 @@ class Sequence:
 
     @property
     def prompt_len(self) -> int:
+        """Tokens of the prompt."""
         return len(self.request.prompt_ids)
 
     @property
@@ -44,6 +45,7 @@ class PrefillChunk:
 
     @property
     def is_last(self) -> bool:
+        """Whether the prompt ends with this chunk."""
         return self.end == self.sequence.prompt_len
 
 
@@ -61,12 +63,15 @@ class Scheduler:
 
     @property
     def is_idle(self) -> bool:
+        """Whether nothing waits or runs."""
         return not (self.waiting or self.prefilling or self.running)
 
     def num_pages(self, sequence: Sequence) -> int:
+        """Pages that a sequence takes for its whole life."""
         return self.pool.pages_for(sequence.limit + self._lookahead)
 
     def add(self, sequence: Sequence) -> None:
+        """Queue a sequence behind those that wait."""
         self.waiting.append(sequence)
 
     def admit(self) -> list[Sequence]:

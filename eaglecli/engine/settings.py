@@ -77,6 +77,7 @@ class EngineSettings:
     chunked_prefill_size: int = 512
     max_stop_ids: int = 16
     graph_sizes: tuple[int, ...] = ()  # ascending batch sizes (requests) that iterations are padded to, and captured at on a GPU
+    pads_to_graph_sizes: bool = True  # False: only a batch of exactly such a size runs at it, by graph; all others eagerly
     speculation: SpeculationSettings = PLAIN
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
 
@@ -89,6 +90,7 @@ class EngineSettings:
 
     @property
     def num_pages(self) -> int:
+        """Whole pages of the cache."""
         return self.max_total_tokens // self.page_size
 
     @property

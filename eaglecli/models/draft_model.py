@@ -34,16 +34,23 @@ class DraftModel(Protocol):
     vocab_size: int  # width of the logits; every id below it may be proposed
     token_map: torch.Tensor | None  # int64 [Vd] target id of each draft id; None = the same ids
 
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Target features [T, F] to hidden states [T, H]."""
+    def fuse(self, features: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+        """Target features, rows `index` int64 [T] of [X, F] (None: all), to hidden states [T, H]."""
         ...
 
     def forward(
-        self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, inputs: AttentionInputs
+        self,
+        input_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        inputs: AttentionInputs,
+        hidden_index: torch.Tensor | None = None,
     ) -> DraftOutput:
-        """Run T packed pairs: target ids int64 [T], hidden [T, H], positions int32 [T].
+        """Run T packed pairs: target ids int64 [T], hidden states, positions int32 [T].
 
-        kv_cache [num_layers, 2, slots, nkv, hd] is written at `inputs.out_slots`.
+        Hidden states are rows hidden_index int32 [T] of hidden [X, H]; None: X = T, in order. kv_cache
+        [num_layers, 2, slots, nkv, hd] is written at `inputs.out_slots`.
         """
         ...
 

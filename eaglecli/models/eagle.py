@@ -10,11 +10,11 @@ Sources: Li et al., "EAGLE" and "EAGLE-2"; SafeAILab/EAGLE.
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from eaglecli.kernels.attention_inputs import AttentionInputs
+from eaglecli.kernels.draft_input import Residual, draft_input
+from eaglecli.kernels.gather_norm import gather_norm
 from eaglecli.kernels.linear import linear, norm_linear
-from eaglecli.kernels.rms_norm import rms_norm
 from eaglecli.models.draft_config import DraftConfig
 from eaglecli.models.draft_model import DraftOutput
 from eaglecli.models.layers import DecoderLayer, empty_parameter
@@ -55,21 +55,24 @@ class EagleDraft(nn.Module):
             for window, input_norm in zip(config.windows, config.input_norms, strict=True)
         )
 
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """The target's final hidden states [T, H] as they are."""
-        return features
+    def fuse(self, features: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+        """The target's final hidden states as they are; see `DraftModel.fuse`."""
+        return features if index is None else gather_norm(features, index, None, 1, 0.0)
 
     def forward(
-        self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, inputs: AttentionInputs
+        self,
+        input_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        inputs: AttentionInputs,
+        hidden_index: torch.Tensor | None = None,
     ) -> DraftOutput:
         """See `DraftModel.forward`."""
         eps = self.config.layer.rms_norm_eps
-        embeds = functional.embedding(input_ids, self.embed_weight)
-        if self.embedding_norm is not None:
-            embeds = rms_norm(embeds, self.embedding_norm, eps)
-        if self.feature_norm is not None:
-            hidden = rms_norm(hidden, self.feature_norm, eps)
-        x = linear(torch.cat((embeds, hidden), dim=-1), self.fc_weight, self.fc_bias)
+        norms = self.embedding_norm, self.feature_norm
+        pair = draft_input(input_ids, self.embed_weight, hidden, hidden_index, *norms, eps, Residual.NONE).pair
+        x = linear(pair, self.fc_weight, self.fc_bias)
         for index, layer in enumerate(self.layers):
             x = layer(x, positions, self.tables, kv_cache[index], inputs)
         return DraftOutput(feedback=x, head_input=x)

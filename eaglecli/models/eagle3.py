@@ -13,10 +13,11 @@ Sources: Li et al., "EAGLE-3"; SafeAILab/EAGLE, SpecForge, speculators.
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from eaglecli.kernels.attention_inputs import AttentionInputs
-from eaglecli.kernels.linear import norm_linear
+from eaglecli.kernels.draft_input import Residual, draft_input
+from eaglecli.kernels.gather_norm import gather_norm
+from eaglecli.kernels.linear import linear, norm_linear
 from eaglecli.kernels.rms_norm import rms_norm
 from eaglecli.models.draft_config import DraftConfig
 from eaglecli.models.draft_model import DraftOutput
@@ -40,18 +41,20 @@ class FirstLayer(nn.Module):
 
     def forward(
         self,
-        embeds: torch.Tensor,
+        input_ids: torch.Tensor,
+        embedding: torch.Tensor,
         hidden: torch.Tensor,
+        hidden_index: torch.Tensor | None,
         positions: torch.Tensor,
         tables: RopeTables,
         layer_cache: torch.Tensor,
         inputs: AttentionInputs,
     ) -> torch.Tensor:
-        """embeds and hidden [T, H] to the residual stream [T, H]; layer_cache [2, slots, nkv, hd] is written."""
-        normed = rms_norm(hidden, self.hidden_norm, self.eps)
-        pair = torch.cat((rms_norm(embeds, self.input_norm, self.eps), normed), dim=-1)
-        residual = normed if self.norm_before_residual else hidden
-        x = self.attention(pair, None, residual, positions, tables, layer_cache, inputs)
+        """Tokens and hidden states, see `DraftModel.forward`, to the residual stream [T, H]; layer_cache [2, slots, nkv, hd] is written."""
+        residual = Residual.NORMALISED if self.norm_before_residual else Residual.RAW
+        start = draft_input(input_ids, embedding, hidden, hidden_index, self.input_norm, self.hidden_norm, self.eps, residual)
+        assert start.residual is not None
+        x = self.attention(start.pair, None, start.residual, positions, tables, layer_cache, inputs)
         return self.mlp(x, self.post_norm)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
@@ -90,29 +93,31 @@ class Eagle3Draft(nn.Module):
         self.fc_weight = parameter(config.has_fc, self.hidden_size, num_states * state_size)
         self.fc_bias = parameter(config.fc_bias, self.hidden_size)
         self.fused_norm = parameter(config.norm_before_fc, num_states * state_size)
-        num_state_norms = num_states if config.fc_norm else 0
-        self.state_norms = nn.ParameterList(empty_parameter(state_size, dtype=dtype, device=device) for _ in range(num_state_norms))
+        self.state_norms = parameter(config.fc_norm, num_states * state_size)
         self.first_layer = FirstLayer(config, dtype, device)
         self.later_layers = nn.ModuleList(DecoderLayer(config.layer, dtype, device, window) for window in config.windows[1:])
         self.final_norm = empty_parameter(self.hidden_size, dtype=dtype, device=device)
 
-    def fuse(self, features: torch.Tensor) -> torch.Tensor:
-        """Tapped target states side by side [T, k * Ht] to hidden states [T, H]; without fc, [T, H] as they are."""
-        if self.fc_weight is None:
-            return features
+    def fuse(self, features: torch.Tensor, index: torch.Tensor | None = None) -> torch.Tensor:
+        """Tapped target states side by side, [X, k * Ht], to hidden states; see `DraftModel.fuse`. Without fc they stay as they are."""
         eps = self.config.layer.rms_norm_eps
-        if len(self.state_norms) > 0:
-            states = features.chunk(len(self.state_norms), dim=-1)
-            normed = [rms_norm(state.contiguous(), weight, eps) for state, weight in zip(states, self.state_norms, strict=True)]
-            features = torch.cat(normed, dim=-1)
-        return norm_linear(features, self.fused_norm, eps, self.fc_weight, self.fc_bias)
+        if self.state_norms is not None:
+            features, index = gather_norm(features, index, self.state_norms, len(self.tap_boundaries), eps), None
+        if index is not None or self.fused_norm is not None:
+            features = gather_norm(features, index, self.fused_norm, 1, eps)
+        return features if self.fc_weight is None else linear(features, self.fc_weight, self.fc_bias)
 
     def forward(
-        self, input_ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor, kv_cache: torch.Tensor, inputs: AttentionInputs
+        self,
+        input_ids: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        kv_cache: torch.Tensor,
+        inputs: AttentionInputs,
+        hidden_index: torch.Tensor | None = None,
     ) -> DraftOutput:
         """See `DraftModel.forward`. `head_input` is the stream before the final norm, which `logits` applies to the rows it is given."""
-        embeds = functional.embedding(input_ids, self.embed_weight)
-        x = self.first_layer(embeds, hidden, positions, self.tables, kv_cache[0], inputs)
+        x = self.first_layer(input_ids, self.embed_weight, hidden, hidden_index, positions, self.tables, kv_cache[0], inputs)
         for index, layer in enumerate(self.later_layers, start=1):
             x = layer(x, positions, self.tables, kv_cache[index], inputs)
         feedback = rms_norm(x, self.final_norm, self.config.layer.rms_norm_eps) if self.config.norm_output else x
@@ -127,7 +132,9 @@ class Eagle3Draft(nn.Module):
         views: dict[str, torch.Tensor] = {"norm.weight": self.final_norm}
         optional = {"fc.weight": self.fc_weight, "fc.bias": self.fc_bias, "input_norm.weight": self.fused_norm}
         views |= {name: weight for name, weight in optional.items() if weight is not None}
-        views |= {f"fc_norm.{index}.weight": weight for index, weight in enumerate(self.state_norms)}
+        if self.state_norms is not None:
+            parts = self.state_norms.chunk(len(self.tap_boundaries))
+            views |= {f"fc_norm.{index}.weight": weight for index, weight in enumerate(parts)}
         views |= self.first_layer.checkpoint_views("layers.0.")
         for index, layer in enumerate(self.later_layers, start=1):
             views |= layer.checkpoint_views(f"layers.{index}.")

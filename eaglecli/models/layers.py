@@ -62,7 +62,7 @@ class Attention(nn.Module):
         k_cache, v_cache = layer_cache[0], layer_cache[1]
         qkv = norm_linear(x, norm_weight, eps, self.qkv_weight, self.qkv_bias)
         q = rotary_store(qkv, positions, tables.cos, tables.sin, inputs.out_slots, k_cache, v_cache, self.q_norm, self.k_norm, eps)
-        attended = attention(q, k_cache, v_cache, inputs, self.scale, self.window)
+        attended = (inputs.attend or attention)(q, k_cache, v_cache, inputs, self.scale, self.window)
         return linear_residual(attended, self.o_weight, self.o_bias, residual)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:

@@ -50,10 +50,12 @@ class TargetModel(nn.Module):
         kv_cache: torch.Tensor,
         inputs: AttentionInputs,
         tap_boundaries: tuple[int, ...] = (),
+        features_out: torch.Tensor | None = None,
     ) -> TargetOutput:
         """Run T packed tokens. input_ids int64 [T], positions int32 [T], kv_cache [num_layers, 2, slots, nkv, hd].
 
-        `features` are the residual streams at `tap_boundaries` side by side, or `hidden` itself when there are none.
+        `features` are the residual streams at `tap_boundaries` side by side, or `hidden` itself when there are none;
+        they are written to `features_out` [T, F] where that is given.
         """
         x = functional.embedding(input_ids, self.embed_weight)
         boundaries = {0: x}
@@ -62,7 +64,10 @@ class TargetModel(nn.Module):
             if index + 1 in tap_boundaries:
                 boundaries[index + 1] = x
         hidden = rms_norm(x, self.final_norm, self.config.layer.rms_norm_eps)
-        features = torch.cat([boundaries[b] for b in tap_boundaries], dim=-1) if tap_boundaries else hidden
+        if tap_boundaries:
+            features = torch.cat([boundaries[b] for b in tap_boundaries], dim=-1, out=features_out)
+        else:
+            features = hidden if features_out is None else features_out.copy_(hidden)
         return TargetOutput(hidden, features)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -109,7 +109,12 @@ def random_prompts(lengths: Iterable[int], seed: int = 0) -> list[np.ndarray]:
 
 
 def mixed_requests(
-    count: int = 16, seed: int = 0, greedy: bool | None = None, stop_token_ids: tuple[int, ...] = (), max_prompt: int = 60, max_cap: int = 40
+    count: int = 16,
+    seed: int = 0,
+    greedy: bool | None = None,
+    stop_token_ids: tuple[int, ...] = (),
+    max_prompt: int = 60,
+    max_cap: int = 40,
 ) -> list[Request]:
     """Requests of mixed prompt lengths, caps and settings; `greedy` None alternates greedy and sampled ones."""
     random = np.random.default_rng(seed)
@@ -130,13 +135,17 @@ def mixed_requests(
 
 
 def oracle_plain(pair: LoadedPair, requests: Sequence[Request]) -> dict[object, tuple[list[int], str]]:
-    results = ((request.key, generate_plain(pair.oracle_target, request.prompt_ids, request.sampling, request.sample)) for request in requests)
+    results = (
+        (request.key, generate_plain(pair.oracle_target, request.prompt_ids, request.sampling, request.sample)) for request in requests
+    )
     return {key: (result.output_ids, result.finish_reason) for key, result in results}
 
 
 def oracle_eagle(pair: LoadedPair, requests: Sequence[Request], triple: Triple) -> dict[object, OracleResult]:
     return {
-        request.key: generate_eagle(pair.oracle_target, pair.oracle_draft, request.prompt_ids, request.sampling, *triple, sample=request.sample)
+        request.key: generate_eagle(
+            pair.oracle_target, pair.oracle_draft, request.prompt_ids, request.sampling, *triple, sample=request.sample
+        )
         for request in requests
     }
 

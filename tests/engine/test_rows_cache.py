@@ -6,10 +6,10 @@ import pytest
 from tests.engine.harness import LoadedPair, Triple, make_engine, random_prompts, requests_of, run, texts
 
 PAGE_SIZE = 4
-PROMPT, CAP = 6, 4
+PROMPT, CAP = 6, 2
 
 
-@pytest.mark.parametrize("triple", [(2, 1, 3), (3, 4, 12)], ids=str)
+@pytest.mark.parametrize("triple", [(1, 1, 2), (2, 4, 12)], ids=str)
 def test_400_requests_pass_through_a_pool_for_4(rand: LoadedPair, triple: Triple) -> None:
     """B42: nearly all proposals are refused, so every step writes pages that are not kept."""
     num_steps, topk, num_nodes = triple
@@ -20,7 +20,7 @@ def test_400_requests_pass_through_a_pool_for_4(rand: LoadedPair, triple: Triple
     found = run(engine, requests)
     assert len(found) == 400
     assert engine.summary()["num_free_pages"] == at_start == 4 * pages_each
-    assert texts(found) == texts(run(make_engine(rand.target, None, max_running_requests=100), requests))
+    assert texts(found) == texts(run(make_engine(rand.target, None, max_running_requests=200), requests))
     assert np.concatenate([completion.accept_counts for completion in found.values()]).mean() < 0.3
 
 

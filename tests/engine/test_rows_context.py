@@ -1,7 +1,6 @@
 """Limits: the draft's, the run's, the pool's, and sliding windows. Kind CTX of the known failures."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -40,11 +39,11 @@ def short_draft(twin: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> L
     return load_engine_pair(twin.target.path, folder)[1]
 
 
-@pytest.mark.parametrize("triple", [(4, 1, 5), (3, 2, 7)], ids=str)
+@pytest.mark.parametrize("triple", [(3, 1, 4), (2, 2, 5)], ids=str)
 def test_draft_made_for_64_positions_serves_2048(twin: LoadedPair, short_draft: LoadedDraft, triple: Triple) -> None:
     """B14: the limit is crossed in prefill and in decode; nothing depends on it."""
     requests = [
-        Request(length, random_prompt(length, length), SamplingParams(max_new_tokens=90 if length == 1 else 24))
+        Request(length, random_prompt(length, length), SamplingParams(max_new_tokens=90 if length == 1 else 16))
         for length in (1, 63, 64, 65, 100, 513, 1500)
     ]
     found = run(make_engine(twin.target, short_draft, triple), requests)
@@ -71,7 +70,7 @@ def edge_engine(pair: LoadedPair, triple: Triple | None) -> Engine:
     return make_engine(target, draft, triple, context_length=EDGE, page_size=1)
 
 
-@pytest.mark.parametrize("triple", [None, (1, 1, 2), (5, 1, 6), (3, 2, 7), (4, 4, 16)], ids=str)
+@pytest.mark.parametrize("triple", [None, (1, 1, 2), (5, 1, 6), (4, 4, 16)], ids=str)
 @pytest.mark.parametrize("name", ["twin", "cycle", "rand"])
 def test_last_token_of_the_context_is_usable(request: pytest.FixtureRequest, name: str, triple: Triple | None) -> None:
     pair: LoadedPair = request.getfixturevalue(name)
@@ -115,7 +114,7 @@ def windowed(twin: LoadedPair, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return load_engine_pair(folder, draft_dir(twin))
 
 
-WINDOW_REQUESTS = requests_of(random_prompts([1, 5, 8, 9, 30, 70], seed=60), 30)
+WINDOW_REQUESTS = requests_of(random_prompts([1, 7, 8, 9, 30], seed=60), 20)
 
 
 @pytest.fixture(scope="module")

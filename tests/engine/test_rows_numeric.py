@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.harness import LoadedPair, Triple, accept_length, draft_dir, load_engine_pair, make_engine, random_prompts, requests_of, run, texts
+from tests.engine.harness import (
+    LoadedPair,
+    Triple,
+    accept_length,
+    draft_dir,
+    load_engine_pair,
+    make_engine,
+    random_prompts,
+    requests_of,
+    run,
+    texts,
+)
 from tests.fixtures import VOCAB_SIZE, change_checkpoint, disjoint_cycles, read_checkpoint
 
 PROMPTS = random_prompts([3, 8, 15, 30])
@@ -14,7 +25,7 @@ REQUESTS = requests_of(PROMPTS, 16) + [
     type(request)(key=("sampled", request.key), prompt_ids=request.prompt_ids, sampling=request.sampling)
     for request in requests_of(PROMPTS, 16, temperature=1.0, seed=2)
 ]
-TRIPLES: list[Triple] = [(1, 1, 2), (6, 1, 7), (6, 3, 12)]
+TRIPLES: list[Triple] = [(1, 1, 2), (6, 2, 9)]
 
 
 @pytest.fixture(scope="module")
@@ -23,8 +34,16 @@ def plain(twin: LoadedPair) -> dict[object, tuple[list[int], str]]:
 
 
 @pytest.mark.parametrize("triple", TRIPLES, ids=str)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf], ids=str)
-@pytest.mark.parametrize("name", ["fc.weight", "layers.0.self_attn.k_proj.weight", "embed_tokens.weight"])
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("fc.weight", math.nan),
+        ("fc.weight", math.inf),
+        ("fc.weight", -math.inf),
+        ("layers.0.self_attn.k_proj.weight", math.inf),
+        ("embed_tokens.weight", math.nan),
+    ],
+)
 def test_bad_number_in_a_draft_weight_costs_speed_only(
     twin: LoadedPair, plain: dict[object, tuple[list[int], str]], tmp_path: Path, name: str, bad: float, triple: Triple
 ) -> None:

@@ -28,7 +28,10 @@ def test_acceptance_at_each_depth_equals_the_oracles_and_does_not_fall(twin: Loa
 
 
 def test_share_accepted_of_those_that_came_so_far_stays_level(twin: LoadedPair) -> None:
-    """B17, by itself: no depth is much worse than the first, on caps that end with a whole step's room."""
+    """B17, by itself: a draft that sees wrong keys or features loses from depth 2 on. The last steps, cut by the cap, are left out.
+
+    A position that is off by one costs TWIN a few percent only: the oracle's counts show that.
+    """
     requests = requests_of(random_prompts([8] * 40, seed=100), 60)
     found = run(make_engine(twin.target, twin.draft, (NUM_STEPS, 1, NUM_STEPS + 1), max_running_requests=40), requests)
     counts = np.concatenate([completion.accept_counts[:-2] for completion in found.values()])
@@ -37,7 +40,7 @@ def test_share_accepted_of_those_that_came_so_far_stays_level(twin: LoadedPair) 
     assert min(shares[1:]) > shares[0] - 0.1, shares
 
 
-@pytest.mark.parametrize(("name", "chunk_sizes"), [("twin", (1, 7, 16, 199, 200)), ("e3", (7, 199))])
+@pytest.mark.parametrize(("name", "chunk_sizes"), [("twin", (1, 7, 16, 199, 200)), ("e3", (199,))])
 def test_output_and_accept_list_do_not_depend_on_the_chunk_size(
     request: pytest.FixtureRequest, name: str, chunk_sizes: tuple[int, ...]
 ) -> None:

@@ -63,7 +63,12 @@ def test_greedy_text_equals_transformers(smollm2: RealModel) -> None:
     found = texts(run(make_engine(smollm2.target, None, context_length=CONTEXT, max_total_tokens=2048), smollm2.requests))
     for request in smollm2.requests:
         ids = torch.from_numpy(request.prompt_ids)[None].long().to(DEVICE)
-        options = {"max_new_tokens": NUM_TOKENS, "do_sample": False, "eos_token_id": list(request.sampling.stop_token_ids), "pad_token_id": 0}
+        options = {
+            "max_new_tokens": NUM_TOKENS,
+            "do_sample": False,
+            "eos_token_id": list(request.sampling.stop_token_ids),
+            "pad_token_id": 0,
+        }
         written = smollm2.reference.generate(ids, attention_mask=torch.ones_like(ids), **options)
         assert_equal_but_for_near_ties(smollm2.reference, request, found[request.key][0], written[0, ids.shape[1] :].tolist())
 
@@ -76,7 +81,11 @@ def test_eagle_with_a_random_draft_equals_plain_decoding(
     draft = load_draft(write_random_draft(smollm2.target.config, tmp_path), smollm2.target, torch.float32, DEVICE, CONTEXT)
     stop = smollm2.target.config.eos_token_ids
     requests = [
-        Request(request.key, request.prompt_ids, SamplingParams(temperature=temperature, seed=request.key, max_new_tokens=12, stop_token_ids=stop))
+        Request(
+            request.key,
+            request.prompt_ids,
+            SamplingParams(temperature=temperature, seed=request.key, max_new_tokens=12, stop_token_ids=stop),
+        )
         for request in smollm2.requests
     ]
     sizes = {"context_length": CONTEXT, "max_total_tokens": 2048}

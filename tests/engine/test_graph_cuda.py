@@ -1,0 +1,87 @@
+"""Captured graphs on a GPU: equal to the padded stages run eagerly, bit for bit, and lossless through the whole engine."""
+
+import pytest
+import torch
+
+from eaglecli.engine.attention_backend import TORCH
+from eaglecli.engine.engine import Engine
+from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
+from eaglecli.models.draft_loader import load_draft
+from eaglecli.models.loader import load_target
+from tests.engine.harness import DEVICE, LoadedPair, Triple, draft_dir, make_engine, mixed_requests, oracle_plain, run, texts
+
+pytestmark = pytest.mark.gpu
+
+SIZES = (1, 2, 4, 8, 16)
+TRIPLES: list[Triple | None] = [None, (4, 1, 5), (3, 2, 7), (5, 4, 16)]
+
+
+def captured_engine(pair: LoadedPair, triple: Triple | None, **settings: object) -> Engine:
+    engine = make_engine(pair.target, pair.draft, triple, graph_sizes=SIZES, **{"max_running_requests": 17, **settings})
+    reports = list(engine.capture())
+    assert [report.num_requests for report in reports[:: len(engine._runners)]] == sorted(SIZES, reverse=True)
+    assert all(
+        report.num_tokens == report.num_requests * engine._runners[0].stage.tokens_per_request
+        for report in reports
+        if report.stage == "draft"
+    )
+    return engine
+
+
+@pytest.mark.parametrize("triple", TRIPLES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_graphs_equal_the_padded_stages_at_every_batch_size_with_poison(
+    twin: LoadedPair, triple: Triple | None, dtype: torch.dtype
+) -> None:
+    """B25: shrinking, then growing."""
+    target = load_target(twin.target.path, dtype, DEVICE, 256)
+    draft = load_draft(draft_dir(twin), target, dtype, DEVICE, 256) if triple else None
+    speculation = SpeculationSettings(*triple) if triple else PLAIN
+    settings = EngineSettings(256, 16384, max_running_requests=17, graph_sizes=SIZES, speculation=speculation)
+    engine = Engine(target.model, draft.model if draft else None, settings)
+    list(engine.capture())
+    for count in [*range(17, 0, -1), *range(2, 18)]:
+        check = engine.check_stages(count, seed=count)
+        assert check.graph_differs == (() if count <= 16 else None), check
+        assert check.poison_differs == (), check
+        assert check.num_padding_differs == 0 or dtype != torch.float32, check
+
+
+@pytest.mark.parametrize("triple", TRIPLES, ids=str)
+def test_float32_text_with_graphs_is_the_oracles(pair: LoadedPair, triple: Triple | None) -> None:
+    requests = mixed_requests(20, seed=9, max_cap=20)
+    engine = captured_engine(pair, triple, context_length=256)
+    assert texts(run(engine, requests)) == oracle_plain(pair, requests)
+    summary = engine.summary()
+    by_requests = {int(size): count for size, count in summary["iterations_by_requests"].items()}
+    expected = sum(count for size, count in by_requests.items() if size <= 16) / summary["num_iterations"]
+    assert summary["graph_hit_rate"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("triple", [None, (4, 1, 5)], ids=str)
+def test_the_steady_loop_never_waits_for_the_device_but_for_its_record(twin: LoadedPair, triple: Triple | None) -> None:
+    engine = captured_engine(twin, triple, context_length=256)
+    for request in mixed_requests(8, seed=2, max_prompt=20, max_cap=60):
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        while not engine.is_idle:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_smaller_sizes_live_in_the_memory_of_the_largest(twin: LoadedPair) -> None:
+    """B28: growth is bounded."""
+    engine = make_engine(twin.target, twin.draft, (3, 2, 7), graph_sizes=tuple(range(1, 17)), context_length=256)
+    sizes: dict[int, int] = {}
+    for report in engine.capture():
+        sizes[report.num_requests] = sizes.get(report.num_requests, 0) + report.num_bytes
+    assert sum(sizes.values()) <= max(sizes[16], 1 << 21) * 3
+
+
+def test_a_backend_that_needs_host_lengths_captures_nothing(twin: LoadedPair) -> None:
+    settings = EngineSettings(128, 2048, graph_sizes=SIZES)
+    assert not Engine(twin.target.model, None, settings, TORCH).can_capture
