@@ -4,6 +4,7 @@ Order: (record >) command line > config file > generation_config > default. A va
 it, whatever the value: 0, false and "" survive.
 """
 
+import codecs
 import dataclasses
 import difflib
 import json
@@ -19,6 +20,12 @@ DEFAULT_CONFIG = "smollm2-135m"
 DEVICE_SECTIONS = ("cpu", "cuda")
 COMMAND_LINE, GENERATION_CONFIG, DEFAULT, DERIVED = "command line", "generation_config", "default", "derived"
 TRIPLE_SETTINGS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "num_speculative_tokens")
+INPUT_FORMATS = (
+    *("auto", "prompt", "messages", "turns", "sharegpt", "alpaca", "openai-batch", "tokens"),  # what a record holds
+    *("csv", "tsv", "parquet", "text"),  # how the file is written
+)
+GRAPH_SETTINGS = ("cuda_graph_bs", "cuda_graph_max_bs", "disable_cuda_graph_padding")
+ATTENTION_BACKENDS = ("torch", "triton")
 DEFAULT_NUM_STEPS, DEFAULT_TOPK, DEFAULT_TREE_TOKENS = 5, 1, 8
 
 Check = Callable[[Any], Any]
@@ -71,6 +78,39 @@ def _text(value: Any) -> str:
     return value
 
 
+def _texts(value: Any) -> tuple[str, ...]:
+    """One text, or a list of them."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or not items or any(not isinstance(item, str) or not item for item in items):
+        raise ValueError(f"must be a text or a list of texts that are not empty, not {_shown(value)}")
+    return tuple(items)
+
+
+def _encoding(value: Any) -> str:
+    try:
+        "".encode(_text(value))
+        return codecs.lookup(value).name
+    except LookupError:
+        raise ValueError(f"must be the name of a text encoding such as utf-8 or cp1252, not {_shown(value)}") from None
+
+
+def _delimiter(value: Any) -> str:
+    value = {"\\t": "\t", "tab": "\t"}.get(value, value)
+    if not isinstance(value, str) or len(value) != 1 or value in '"\r\n':
+        raise ValueError(f"must be one character, or tab, not {_shown(value)}")
+    return value
+
+
+def normalize_graph_sizes(value: Any) -> tuple[int, ...]:
+    """Batch sizes in any order, repeated or not, as a list or as text like "8,1 2": ascending, each once. An empty list is no graphs."""
+    parts = value.replace(",", " ").split() if isinstance(value, str) else value
+    parts = list(parts) if isinstance(parts, list | tuple) else [parts]
+    items = [int(part) if isinstance(part, str) and part.isdecimal() else part for part in parts]
+    if any(isinstance(item, bool) or not isinstance(item, int) or item < 1 for item in items):
+        raise ValueError(f"must be a list of batch sizes (requests, integers of at least 1), not {_shown(value)}")
+    return tuple(sorted(set(items)))
+
+
 def normalize_stop_token_ids(value: Any) -> tuple[int, ...]:
     """Token ids as a list of integers, or as text like "2,0" from the command line."""
     if isinstance(value, str):
@@ -105,30 +145,49 @@ SAMPLING_CHECKS: dict[str, Check] = {
 }
 
 
-def _setting(check: Check, default: Any = None) -> Any:
-    return field(default=default, metadata={"check": check})
+def _setting(check: Check, default: Any = None, changes_text: bool = True) -> Any:
+    """`changes_text` False: a run that is taken up again may be given another value (models are compared by their files)."""
+    return field(default=default, metadata={"check": check, "changes_text": changes_text})
 
 
 @dataclass(frozen=True)
 class GenerateSettings:
     """Everything that `generate` can be told. Field names are the long options in snake_case and the keys of a config file."""
 
-    target: str | None = _setting(_text)
-    draft: str | None = _setting(_text)
-    tokenizer_path: str | None = _setting(_text)
-    revision: str | None = _setting(_text)
-    local_files_only: bool = _setting(_flag, False)
+    target: str | None = _setting(_text, changes_text=False)
+    draft: str | None = _setting(_text, changes_text=False)
+    tokenizer_path: str | None = _setting(_text, changes_text=False)
+    revision: str | None = _setting(_text, changes_text=False)
+    local_files_only: bool = _setting(_flag, False, changes_text=False)
     load_format: str = _setting(_choice("auto", "safetensors", "dummy"), "auto")
 
-    input: str | None = _setting(_text)
-    input_format: str = _setting(_choice("auto", "prompt", "messages"), "auto")
+    input: tuple[str, ...] | None = _setting(_texts, changes_text=False)
+    input_format: str = _setting(_choice(*INPUT_FORMATS), "auto")
+    encoding: str | None = _setting(_encoding)
+    delimiter: str | None = _setting(_delimiter)
+    prompt_field: str | None = _setting(_text)
+    id_field: str | None = _setting(_text)
+    map: tuple[str, ...] = _setting(_texts, ())
+    prompt_template: str | None = _setting(_text)
+    allow_blank: bool = _setting(_flag, False)
+    keep_fields: bool = _setting(_flag, False)
+    too_long: str = _setting(_choice("error", "truncate-left", "truncate-right", "skip"), "error")
+    samples: tuple[str, ...] = _setting(_texts, ())
+    shard: str | None = _setting(_text)
+    shuffle_seed: int | None = _setting(_integer(0))
     limit: int | None = _setting(_integer(1))
     offset: int = _setting(_integer(0), 0)
     apply_chat_template: bool = _setting(_flag, True)
+    system_prompt: str | None = _setting(_text)
+    chat_template: str | None = _setting(_text)
+    chat_template_kwargs: Mapping[str, Any] | None = _setting(_overrides)
 
-    output: str | None = _setting(_text)
-    overwrite: bool = _setting(_flag, False)
-    ordered: bool = _setting(_flag, True)
+    output: str | None = _setting(_text, changes_text=False)
+    overwrite: bool = _setting(_flag, False, changes_text=False)
+    resume: bool = _setting(_flag, True, changes_text=False)
+    retry_failed: bool = _setting(_flag, False, changes_text=False)
+    output_format: str = _setting(_choice("jsonl", "openai-batch", "parquet"), "jsonl", changes_text=False)
+    ordered: bool = _setting(_flag, True, changes_text=False)
 
     temperature: float = _setting(SAMPLING_CHECKS["temperature"], 0.0)
     top_p: float = _setting(SAMPLING_CHECKS["top_p"], 1.0)
@@ -139,25 +198,32 @@ class GenerateSettings:
     stop_token_ids: tuple[int, ...] = _setting(normalize_stop_token_ids, ())
     ignore_eos: bool = _setting(_flag, False)
 
-    speculative_algorithm: str | None = _setting(_choice("EAGLE", "EAGLE3", "NONE"))
-    speculative_num_steps: int | None = _setting(_integer(1))
-    speculative_eagle_topk: int | None = _setting(_integer(1))
-    speculative_num_draft_tokens: int | None = _setting(_integer(2))
-    num_speculative_tokens: int | None = _setting(_integer(1))
+    speculative_algorithm: str | None = _setting(_choice("EAGLE", "EAGLE3", "NONE"), changes_text=False)
+    speculative_num_steps: int | None = _setting(_integer(1), changes_text=False)
+    speculative_eagle_topk: int | None = _setting(_integer(1), changes_text=False)
+    speculative_num_draft_tokens: int | None = _setting(_integer(2), changes_text=False)
+    num_speculative_tokens: int | None = _setting(_integer(1), changes_text=False)
     speculative_token_map: str | None = _setting(_text)
     draft_config_overrides: Mapping[str, Any] | None = _setting(_overrides)
 
     dtype: str = _setting(_choice("auto", "float32", "bfloat16", "float16"), "auto")
     device: str = _setting(_choice("auto", "cpu", "cuda"), "auto")
     context_length: int | None = _setting(_integer(2))
-    max_running_requests: int = _setting(_integer(1), 16)
-    max_total_tokens: int | None = _setting(_integer(1))
-    mem_fraction_static: float = _setting(_number(0, 1, above_low=True), 0.85)
-    chunked_prefill_size: int = _setting(_integer(1), 512)
-    page_size: int = _setting(_integer(1), 16)
+    max_running_requests: int = _setting(_integer(1), 16, changes_text=False)
+    max_total_tokens: int | None = _setting(_integer(1), changes_text=False)
+    mem_fraction_static: float = _setting(_number(0, 1, above_low=True), 0.85, changes_text=False)
+    chunked_prefill_size: int = _setting(_integer(1), 512, changes_text=False)
+    page_size: int = _setting(_integer(1), 16, changes_text=False)
+    attention_backend: str | None = _setting(_choice(*ATTENTION_BACKENDS), changes_text=False)
+    cuda_graph_bs: tuple[int, ...] | None = _setting(normalize_graph_sizes, changes_text=False)
+    cuda_graph_max_bs: int | None = _setting(_integer(1), changes_text=False)
+    disable_cuda_graph: bool = _setting(_flag, False, changes_text=False)
+    disable_cuda_graph_padding: bool = _setting(_flag, False, changes_text=False)
 
-    on_error: str = _setting(_choice("record", "stop"), "record")
-    progress: str = _setting(_choice("auto", "bar", "plain", "none"), "auto")
+    on_error: str = _setting(_choice("record", "stop"), "record", changes_text=False)
+    max_errors: int | None = _setting(_integer(0), changes_text=False)
+    max_error_rate: float | None = _setting(_number(0, 1), changes_text=False)
+    progress: str = _setting(_choice("auto", "bar", "plain", "none"), "auto", changes_text=False)
 
     origins: Mapping[str, str] = field(default_factory=dict)  # where each value comes from; a name that is absent has its default
 
@@ -195,7 +261,7 @@ def _plain(value: Any) -> Any:
 SETTINGS: dict[str, "dataclasses.Field[Any]"] = {
     item.name: item for item in dataclasses.fields(GenerateSettings) if "check" in item.metadata
 }
-PATH_SETTINGS = ("input", "output", "speculative_token_map")
+PATH_SETTINGS = ("output", "speculative_token_map", "chat_template")
 MODEL_SETTINGS = ("target", "draft", "tokenizer_path")
 
 
@@ -213,7 +279,7 @@ def find_config(name: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = _shipped_configs()
+    shipped = shipped_configs()
     if name in shipped:
         return shipped[name]
     nearest = difflib.get_close_matches(name, shipped, 1)
@@ -221,7 +287,7 @@ def find_config(name: str) -> Path:
     raise UserError(f"there is no config file `{name}`", hint)
 
 
-def _shipped_configs() -> dict[str, Path]:
+def shipped_configs() -> dict[str, Path]:
     """Configs by name: packed beside the code in a wheel, at the top of the tree in a checkout."""
     here = Path(__file__).parent
     folder = next((folder for folder in (here / "_configs", here.parent / "configs") if folder.is_dir()), None)
@@ -270,7 +336,14 @@ def _anchored(layer: Mapping[str, Any], path: Path) -> dict[str, Any]:
         candidate = path.parent / value
         if name in PATH_SETTINGS or value.startswith(("./", "../")) or candidate.exists():
             anchored[name] = str(candidate)
+    if anchored.get("input") is not None:
+        anchored["input"] = [_anchored_input(value, path.parent) for value in _texts(anchored["input"])]
     return anchored
+
+
+def _anchored_input(value: str, folder: Path) -> str:
+    """Standard input and hub names are no paths."""
+    return value if value == "-" or value.startswith("hf://") or Path(value).is_absolute() else str(folder / value)
 
 
 def resolve_settings(given: Mapping[str, Any], config: ConfigFile | None, find_device: Callable[[str], str]) -> GenerateSettings:

@@ -104,7 +104,7 @@ def test_a_file_that_is_no_mapping_of_good_values_is_refused(tmp_path, text):
 def test_relative_paths_of_a_file_start_at_its_folder(tmp_path):
     (tmp_path / "draft").mkdir()
     result = settings({}, "input: data/a.jsonl\ntarget: org/model\ndraft: draft\n", tmp_path)
-    assert result.input == str(tmp_path / "data/a.jsonl")
+    assert result.input == (str(tmp_path / "data/a.jsonl"),)
     assert (result.target, result.draft) == ("org/model", str(tmp_path / "draft"))
 
 

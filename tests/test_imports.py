@@ -30,6 +30,7 @@ def test_help_and_version_load_nothing_heavy(arguments):
 def test_io_loads_no_torch():
     modules = (
         "accept_statistics console json_record lines prefetch progress prompts record_ids results run_directory run_report scan tokenizer"
+        " formats input_sources prompt_encoder gguf_tokenizer openai_batch record_choice field_mapping"
     )
     assert loaded_after("; ".join(f"import eaglecli.io.{name}" for name in modules.split())) <= {"numpy"}
 

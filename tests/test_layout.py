@@ -13,7 +13,8 @@ MAY_IMPORT = {
     "models": {"models", "kernels", "errors"},
     "io": {"io", "config", "errors"},
     "engine": {"engine", "models", "kernels", "errors"},
-    "commands": {"commands", "engine", "models", "kernels", "io", "config", "errors"},
+    "training": {"training", "engine", "models", "kernels", "errors"},
+    "commands": {"commands", "training", "engine", "models", "kernels", "io", "config", "errors"},
     "cli": {"commands", "config", "io", "errors"},
 }
 WITHOUT_TORCH = ["errors.py", "config.py", "cli.py", "engine/request.py", "engine/pages.py", "engine/scheduler.py", "engine/settings.py"]
@@ -54,7 +55,9 @@ def test_a_file_of_bookkeeping_does_not_know_torch(name):
     assert "torch" not in {module.split(".")[0] for module in imported_modules(PACKAGE / name)}
 
 
-@pytest.mark.parametrize("path", [path for path in SOURCES if layer(path) in ("engine", "kernels", "models")], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", [path for path in SOURCES if layer(path) in ("engine", "kernels", "models", "training")], ids=lambda path: path.name
+)
 def test_no_environment_variable_changes_the_engine(path):
     source = path.read_text(encoding="utf-8")
     assert "environ" not in source

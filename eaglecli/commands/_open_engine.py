@@ -11,11 +11,13 @@ from typing import Any, Protocol
 
 import torch
 
+from eaglecli.commands._graphs import capture_for_run, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
 from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
 from eaglecli.errors import ExitCode, UserError
+from eaglecli.io.fingerprint import fingerprint_model
 from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
 from eaglecli.models.checkpoint import read_json
 from eaglecli.models.config import TargetConfig
@@ -52,10 +54,21 @@ class OpenedEngine:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class BuiltEngine:
+    """An engine over loaded models, nothing captured yet."""
+
+    engine: Engine
+    target: LoadedTarget
+    draft: LoadedDraft | None
+
+
 class ModelSource(Protocol):
     """The models of a run before their weights are read."""
 
     generation_config: Mapping[str, Any]
+
+    def fingerprints(self) -> Mapping[str, str | None]: ...
 
     def load_tokenizer(self) -> PromptTokenizer: ...
 
@@ -70,6 +83,11 @@ def find_device(requested: str) -> str:
     if requested == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: no CUDA device is there", "use --device cpu")
     return "cuda" if requested == "auto" and torch.cuda.is_available() else requested.replace("auto", "cpu")
+
+
+def name_device(requested: str) -> str:
+    """As `find_device`, for a command that will not use it: one that is asked for counts as there."""
+    return requested if requested == "cuda" else find_device(requested)
 
 
 def speculation_of(settings: GenerateSettings) -> SpeculationSettings:
@@ -100,6 +118,15 @@ class FoundModels:
     draft_fit: DraftFit | None
     generation_config: Mapping[str, Any]
 
+    def fingerprints(self) -> Mapping[str, str | None]:
+        """Hashes by role: what a run that is taken up again is compared by. None where there is no model of that role."""
+        tokenizer = self.settings.tokenizer_path
+        return {
+            "target": fingerprint_model(self.target_path),
+            "draft": None if self.draft_fit is None else fingerprint_model(self.draft_fit.description.path),
+            "tokenizer": fingerprint_model(Path(tokenizer)) if tokenizer and Path(tokenizer).exists() else tokenizer,
+        }
+
     def load_tokenizer(self) -> PromptTokenizer:
         name = self.settings.tokenizer_path
         path = self.target_path if name is None else Path(name)
@@ -107,9 +134,31 @@ class FoundModels:
         return load_tokenizer(folder, self.settings.revision if name else None, self.settings.local_files_only)
 
     def open_engine(self, settings: GenerateSettings) -> OpenedEngine:
+        backend = choose_backend(settings)
+        no_graphs = why_no_graphs(settings, backend)
+        built = self.build_engine(settings, () if no_graphs else wanted_graph_sizes(settings))
+        engine, draft = built.engine, built.draft
+        summary = _summary(settings, built.target, draft)
+        if engine.can_capture and engine.settings.graph_sizes:
+            summary = (*summary, capture_for_run(engine, settings))
+        elif no_graphs and settings.device == "cuda":
+            summary = (*summary, no_graphs)
+        return OpenedEngine(
+            engine=engine,
+            context_length=engine.settings.context_length,
+            end_token_ids=built.target.config.eos_token_ids,
+            speculation=engine.settings.speculation,
+            max_stop_ids=MAX_STOP_IDS,
+            settled=_settled(engine, built.target.model.dtype),
+            summary=summary,
+            warnings=(*(draft.warnings if draft else _idle_speculation(settings)), *idle_graph_settings(settings, backend)),
+        )
+
+    def build_engine(self, settings: GenerateSettings, graph_sizes: tuple[int, ...]) -> BuiltEngine:
+        """Load the models and make the engine; batches are padded to `graph_sizes`. Raises ModelError and UserError."""
         device = torch.device(settings.device)
-        dtype = _dtype(settings)
-        context_length = self._context_length(settings)
+        dtype = run_dtype(settings)
+        context_length = self.context_length(settings)
         target = load_target(self.target_path, dtype, device, context_length, settings.load_format)  # type: ignore[arg-type]
         draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context_length)
         engine_settings = EngineSettings(
@@ -120,19 +169,13 @@ class FoundModels:
             chunked_prefill_size=settings.chunked_prefill_size,
             max_stop_ids=MAX_STOP_IDS,
             speculation=speculation_of(settings),
+            graph_sizes=graph_sizes,
+            pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
         )
-        return OpenedEngine(
-            engine=Engine(target.model, draft.model if draft else None, engine_settings),
-            context_length=context_length,
-            end_token_ids=target.config.eos_token_ids,
-            speculation=engine_settings.speculation,
-            max_stop_ids=MAX_STOP_IDS,
-            settled=_settled(engine_settings, dtype),
-            summary=_summary(settings, target, draft),
-            warnings=draft.warnings if draft else _idle_speculation(settings),
-        )
+        engine = Engine(target.model, draft.model if draft else None, engine_settings, choose_backend(settings))
+        return BuiltEngine(engine, target, draft)
 
-    def _context_length(self, settings: GenerateSettings) -> int:
+    def context_length(self, settings: GenerateSettings) -> int:
         limit = self.target_config.max_position_embeddings
         if settings.context_length and settings.context_length > limit:
             raise UserError(f"--context-length {settings.context_length} is more than the target's {limit}", f"use {limit} or less")
@@ -155,10 +198,18 @@ def find_models(settings: GenerateSettings) -> FoundModels:
 def _check_draft(settings: GenerateSettings, target_path: Path, config: TargetConfig) -> DraftFit:
     path = resolve_model_path(str(settings.draft), None, settings.local_files_only)
     token_map = Path(settings.speculative_token_map) if settings.speculative_token_map else None
-    return check_draft_fit(path, target_path, config, settings.speculative_algorithm, settings.draft_config_overrides, token_map)
+    fit = check_draft_fit(path, target_path, config, settings.speculative_algorithm, settings.draft_config_overrides, token_map)
+    topk = speculation_of(settings).topk
+    if topk > fit.num_head_rows:
+        raise UserError(
+            f"--speculative-eagle-topk {topk} is more than the draft's vocabulary of {fit.num_head_rows} tokens",
+            f"use {fit.num_head_rows} or less",
+        )
+    return fit
 
 
-def _dtype(settings: GenerateSettings) -> torch.dtype:
+def run_dtype(settings: GenerateSettings) -> torch.dtype:
+    """The number format of weights and cache: `auto` depends on the device."""
     default = "float32" if settings.device == "cpu" else "bfloat16"
     return getattr(torch, default if settings.dtype == "auto" else settings.dtype)
 
@@ -185,12 +236,14 @@ def _cache_bytes(settings: GenerateSettings) -> int:
     return int(free - (1 - settings.mem_fraction_static) * total)
 
 
-def _settled(settings: EngineSettings, dtype: torch.dtype) -> dict[str, Any]:
-    triple = settings.speculation
+def _settled(engine: Engine, dtype: torch.dtype) -> dict[str, Any]:
+    settings, triple = engine.settings, engine.settings.speculation
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "context_length": settings.context_length,
         "max_total_tokens": settings.max_total_tokens,
+        "cuda_graph_bs": settings.graph_sizes if engine.can_capture else (),
+        "attention_backend": engine.attention.name,
         "speculative_num_steps": triple.num_steps or None,
         "speculative_eagle_topk": triple.topk if triple.num_steps else None,
         "speculative_num_draft_tokens": triple.num_draft_tokens if triple.num_steps else None,

@@ -4,7 +4,7 @@ V verify steps, A accepted drafts (before any cut), T turns, C delivered tokens:
 The headline accept length is (sum A + sum V) / sum V; the other formulas in use are given beside it under their own names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,8 @@ DEFINITIONS = {
     "depth_accept_rate": "sum A / (sum V * num_steps)",
     "accept_rate_per_position": "share of steps that accepted at least i drafts, i = 1 .. num_steps",
     "spec_correct_drafts_histogram": "steps by number of accepted drafts, 0 .. num_steps",
+    "spec_verify_ct_to_eos": "V up to the step that delivers the first end token",
+    "spec_num_correct_drafts_to_eos": "A up to the step that delivers the first end token",
 }
 
 
@@ -45,20 +47,12 @@ class AnswerCounts:
     first_end_position: int | None = None  # place of the first end token in the answer, from 0
     num_turns: int = 1
 
-    @property
-    def identity_holds(self) -> bool:
-        """C = T + A + V - cut, and the steps add up to V and A."""
-        delivered = self.num_turns + self.num_accepted_drafts + self.num_verify_steps - self.num_cut_tokens
-        steps = np.asarray(self.accept_counts)
-        return (
-            self.num_completion_tokens == delivered and len(steps) == self.num_verify_steps and int(steps.sum()) == self.num_accepted_drafts
-        )
-
 
 def describe_answer(counts: AnswerCounts, num_steps: int) -> dict[str, Any]:
     """The `spec` object of one generation line."""
     accepted, steps = counts.num_accepted_drafts, counts.num_verify_steps
     histogram = _histogram(counts.accept_counts, num_steps)
+    steps_to_end = _steps_to_end(counts)
     return {
         "spec_verify_ct": steps,
         "spec_num_correct_drafts": accepted,
@@ -71,6 +65,8 @@ def describe_answer(counts: AnswerCounts, num_steps: int) -> dict[str, Any]:
         "depth_accept_rate": _ratio(accepted, steps * num_steps),
         "accept_rate_per_position": _rates_per_position(histogram),
         "spec_correct_drafts_histogram": histogram.tolist(),
+        "spec_verify_ct_to_eos": steps_to_end,
+        "spec_num_correct_drafts_to_eos": int(np.asarray(counts.accept_counts)[:steps_to_end].sum()),
     }
 
 
@@ -98,21 +94,59 @@ class AcceptTotals:
 
     def add(self, counts: AnswerCounts) -> None:
         """Adds one answer."""
-        self.num_records += 1
-        self.num_completion_tokens += counts.num_completion_tokens
-        self.num_verify_steps += counts.num_verify_steps
-        self.num_accepted_drafts += counts.num_accepted_drafts
-        self.num_proposed_drafts += counts.num_proposed_drafts
-        self.num_cut_tokens += counts.num_cut_tokens
-        self.num_identity_violations += not counts.identity_holds
         steps_to_end = _steps_to_end(counts)
-        self.steps_to_end += steps_to_end
-        self.accepted_to_end += int(np.asarray(counts.accept_counts)[:steps_to_end].sum())
-        self.sum_delivered_per_step_trt += counts.num_completion_tokens / (counts.num_verify_steps + 1)
-        if counts.num_verify_steps:
+        accepted_to_end = int(np.asarray(counts.accept_counts)[:steps_to_end].sum())
+        self._add(
+            histogram=_histogram(counts.accept_counts, self.num_steps),
+            steps=counts.num_verify_steps,
+            accepted=counts.num_accepted_drafts,
+            proposed=counts.num_proposed_drafts,
+            cut=counts.num_cut_tokens,
+            to_end=(steps_to_end, accepted_to_end),
+            num_completion_tokens=counts.num_completion_tokens,
+            num_turns=counts.num_turns,
+        )
+
+    def add_line(self, line: Mapping[str, Any]) -> None:
+        """Adds one answer by its line in generations.jsonl: a run that is taken up again has nothing else of it."""
+        spec = line["spec"]
+        self._add(
+            histogram=np.array(spec["spec_correct_drafts_histogram"], np.int64),
+            steps=spec["spec_verify_ct"],
+            accepted=spec["spec_num_correct_drafts"],
+            proposed=spec["spec_num_proposed_drafts"],
+            cut=spec["spec_num_cut_tokens"],
+            to_end=(spec["spec_verify_ct_to_eos"], spec["spec_num_correct_drafts_to_eos"]),
+            num_completion_tokens=line["usage"]["completion_tokens"],
+            num_turns=len(line.get("turns") or (1,)),
+        )
+
+    def _add(
+        self,
+        histogram: np.ndarray,
+        steps: int,
+        accepted: int,
+        proposed: int,
+        cut: int,
+        to_end: tuple[int, int],
+        num_completion_tokens: int,
+        num_turns: int,
+    ) -> None:
+        adds_up = histogram.sum() == steps and histogram @ np.arange(len(histogram)) == accepted
+        self.num_records += 1
+        self.num_completion_tokens += num_completion_tokens
+        self.num_verify_steps += steps
+        self.num_accepted_drafts += accepted
+        self.num_proposed_drafts += proposed
+        self.num_cut_tokens += cut
+        self.num_identity_violations += not (adds_up and num_completion_tokens == num_turns + accepted + steps - cut)
+        self.steps_to_end += to_end[0]
+        self.accepted_to_end += to_end[1]
+        self.sum_delivered_per_step_trt += num_completion_tokens / (steps + 1)
+        if steps:
             self.num_records_with_steps += 1
-            self.sum_delivered_per_step += counts.num_completion_tokens / counts.num_verify_steps
-        self.histogram += _histogram(counts.accept_counts, self.num_steps)
+            self.sum_delivered_per_step += num_completion_tokens / steps
+        self.histogram += histogram
 
     @property
     def accept_length(self) -> float | None:

@@ -4,7 +4,7 @@ import json
 import re
 from typing import Any
 
-from eaglecli.io.lines import Line
+from eaglecli.io.lines import Line, decode_line
 from eaglecli.io.records import MAX_RAW_CHARACTERS, RecordFault
 
 TRAILING_COMMA = re.compile(r",\s*[}\]]")
@@ -18,13 +18,13 @@ class _ObjectWithRepeatedKey(dict[str, Any]):
         self.repeated_key = repeated_key
 
 
-def parse_record(line: Line) -> dict[str, Any]:
+def parse_record(line: Line, encoding: str = "utf-8") -> dict[str, Any]:
     """The object on the line. Raises RecordFault (encoding, invalid_json, not_object)."""
-    text = _decode(line)
+    text = decode_line(line, encoding)
     try:
-        value = json.loads(text, object_pairs_hook=_build_object)
+        value = DECODER.decode(text)
     except json.JSONDecodeError as error:
-        at = line.byte_offset + len(text[: error.pos].encode())
+        at = None if line.byte_offset is None else line.byte_offset + len(text[: error.pos].encode(encoding, errors="replace"))
         raise RecordFault("invalid_json", f"not JSON: {_explain(text, error)}", at) from None
     except RecursionError:
         raise RecordFault("invalid_json", "not usable JSON: nested too deeply", line.byte_offset) from None
@@ -59,14 +59,6 @@ def describe_type(value: Any) -> str:
     return type(value).__name__
 
 
-def _decode(line: Line) -> str:
-    try:
-        return line.data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        at = line.byte_offset + error.start
-        raise RecordFault("encoding", f"not UTF-8: byte 0x{line.data[error.start]:02x} at byte {at} of the file", at) from None
-
-
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     built = dict(pairs)
     if len(built) == len(pairs):
@@ -74,6 +66,9 @@ def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: set[str] = set()
     repeated = next(key for key, _ in pairs if key in seen or seen.add(key))
     return _ObjectWithRepeatedKey(pairs, repeated)
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_build_object)  # making one costs more than using it
 
 
 def _explain(text: str, error: json.JSONDecodeError) -> str:

@@ -1,85 +1,28 @@
-"""Bytes of an input file to physical lines, split on the newline byte alone, with their offsets; gzip is seen by its first bytes.
+"""Bytes to physical lines, split on the newline byte alone, with their offsets, and lines to text."""
 
-A file that is no JSON lines at all is refused here with one sentence, so that it does not end as an error per line.
-"""
-
-import gzip
-import hashlib
-import json
-import zlib
+import codecs
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, BinaryIO
 
-from eaglecli.errors import UserError
+from eaglecli.io.records import RecordFault
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-GZIP_MAGIC = b"\x1f\x8b"
-OTHER_FORMATS = {
-    b"PAR1": "a Parquet file",
-    b"\xff\xfe": "encoded in UTF-16",
-    b"\xfe\xff": "encoded in UTF-16",
-    b"\x28\xb5\x2f\xfd": "compressed with Zstandard",
-    b"PK\x03\x04": "a zip archive",
-    b"ARROW1": "an Arrow file",
-}
-OTHER_SUFFIXES = {".csv": "a CSV table", ".tsv": "a TSV table", ".txt": "plain text", ".parquet": "a Parquet file"}
-MAX_WHOLE_DOCUMENT_BYTES = 1 << 24  # a first line that is no JSON makes us look at the file as one document, if it is this small
-CONVERT_HINT = "the input must be JSON lines in UTF-8: one object with `prompt` or `messages` on each line"
+WIDE_ENCODINGS = ("utf-16", "utf-32")  # a newline is not one byte in them
 
 
 @dataclass(frozen=True)
 class Line:
-    """One physical line without its newline; `number` from 1, `byte_offset` in the (decompressed) file."""
+    """One physical line without its line end; `number` from 1, `byte_offset` in the (decompressed) file, None if not known."""
 
     data: bytes
     number: int
-    byte_offset: int
+    byte_offset: int | None
 
 
-def read_lines(path: Path, digest: "hashlib._Hash | None" = None) -> Iterator[Line]:
-    """Yields every line that is not blank. Feeds all bytes read to `digest`.
-
-    Raises UserError for a file that is missing, unreadable, broken, or of another format.
-    """
-    try:
-        with _open(path) as stream:
-            yield from _split(stream, digest)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is a broken gzip archive: {error}", "unpack what can be saved of it and give that file") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from error
-
-
-def check_format(path: Path) -> None:
-    """Raises UserError when the first bytes or the first record show that the file is no JSON lines."""
-    kind = OTHER_SUFFIXES.get(path.suffix.lower())
-    if kind:
-        raise UserError(f"{path} looks like {kind} by its name", CONVERT_HINT)
-    try:
-        with _open(path) as stream:
-            head = stream.read(8)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is a broken gzip archive: {error}") from error
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}", "check the path given to --input") from error
-    for magic, kind in OTHER_FORMATS.items():
-        if head.startswith(magic):
-            raise UserError(f"{path} is {kind}", CONVERT_HINT)
-    first = next(read_lines(path), None)
-    if first is not None:
-        _check_first_record(path, first)
-
-
-def _open(path: Path) -> BinaryIO:
-    stream = path.open("rb")
-    is_gzip = stream.read(2) == GZIP_MAGIC
-    stream.seek(0)
-    return gzip.GzipFile(fileobj=stream) if is_gzip else stream  # type: ignore[return-value]
-
-
-def _split(stream: BinaryIO, digest: "hashlib._Hash | None") -> Iterator[Line]:
+def split_lines(stream: BinaryIO, digest: Any = None) -> Iterator[Line]:
+    """Every line that is not blank; blank ones are counted in the numbers. Feeds all bytes read to `digest`."""
     byte_offset = 0
     for number, data in enumerate(stream, start=1):
         if digest is not None:
@@ -89,45 +32,55 @@ def _split(stream: BinaryIO, digest: "hashlib._Hash | None") -> Iterator[Line]:
         if number == 1 and data.startswith(BYTE_ORDER_MARK):
             data, start = data[3:], 3
         data = data.rstrip(b"\r\n")
-        if not _is_blank(data):
+        if not is_blank_line(data):
             yield Line(data, number, start)
 
 
-def _is_blank(data: bytes) -> bool:
-    """Blank as a person sees it: a line of no-break spaces is blank too."""
+def is_blank_line(data: bytes) -> bool:
+    """Blank as a person sees it: a line of no-break spaces is blank too, and so is one of separators that nobody sees."""
     visible = data.strip()
     if not visible:
         return True
-    return visible[0] > 0x7F and not visible.decode("utf-8", errors="replace").strip()
+    return not 0x20 < visible[0] < 0x7F and not visible.decode("utf-8", errors="replace").strip()
 
 
-def _check_first_record(path: Path, first: Line) -> None:
-    if first.data.lstrip().startswith(b"["):
-        raise UserError(f"{path} is a JSON array (line {first.number} begins with `[`)", CONVERT_HINT)
-    if _is_json(first.data):
-        return
-    if b"\r" in first.data and _is_json(first.data.split(b"\r")[0]):
-        raise UserError(f"{path} has line ends of CR alone (old Mac)", f"convert them to newlines; {CONVERT_HINT}")
-    document = _whole_document(path)
-    if isinstance(document, dict):
-        holders = [name for name, value in document.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
-        inside = f" that holds its records under the key `{holders[0]}`" if holders else ""
-        raise UserError(f"{path} is one JSON object over several lines{inside}", CONVERT_HINT)
-
-
-def _is_json(data: bytes) -> bool:
+def decode_line(line: Line, encoding: str) -> str:
+    """The text of a line. Raises RecordFault "encoding" with the byte that is wrong."""
     try:
-        json.loads(data)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return line.data.decode(encoding)
+    except UnicodeDecodeError as error:
+        bad = line.data[error.start]
+        if line.byte_offset is None:
+            raise RecordFault("encoding", f"not {encoding.upper()}: byte 0x{bad:02x}") from None
+        at = line.byte_offset + error.start
+        raise RecordFault("encoding", f"not {encoding.upper()}: byte 0x{bad:02x} at byte {at} of the file", at) from None
 
 
-def _whole_document(path: Path) -> Any:
-    """The file as one JSON value, or None when it is none or too large to look at."""
-    try:
-        with _open(path) as stream:
-            data = stream.read(MAX_WHOLE_DOCUMENT_BYTES + 1)
-        return json.loads(data.removeprefix(BYTE_ORDER_MARK)) if len(data) <= MAX_WHOLE_DOCUMENT_BYTES else None
-    except (ValueError, RecursionError, EOFError, OSError, zlib.error):
-        return None
+def is_wide(encoding: str) -> bool:
+    """Whether text in this encoding must be converted before it can be split into lines."""
+    return codecs.lookup(encoding).name.startswith(WIDE_ENCODINGS)
+
+
+class Transcoded(io.RawIOBase):
+    """A stream in a wide encoding, converted to UTF-8 while it is read. Raises UnicodeDecodeError from `read`."""
+
+    def __init__(self, source: BinaryIO, encoding: str) -> None:
+        self._source = source
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+        self._ready = b""
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fills `buffer` with UTF-8; 0 at the end."""
+        while not self._ready:
+            data = self._source.read(len(buffer))
+            self._ready = self._decoder.decode(data, final=not data).encode("utf-8", errors="surrogatepass")
+            if not data:
+                break
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count

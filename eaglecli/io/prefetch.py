@@ -2,11 +2,14 @@
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 WINDOW = 4096
 POLL_S = 0.1
+READY_POLL_S = 0.001
+CLOSE_TIMEOUT_S = 2.0  # a thread that waits for a pipe is left behind: an interrupted run has to end within five seconds
 
 Item = TypeVar("Item")
 
@@ -29,10 +32,19 @@ class Prefetch(Generic[Item]):
                 raise item  # type: ignore[misc]
             yield item  # type: ignore[misc]
 
+    def is_ready(self, wait_s: float = 0.0) -> bool:
+        """Whether the next item, or the end, is there already or comes within `wait_s`."""
+        end = time.monotonic() + wait_s
+        while self._queue.empty():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(READY_POLL_S)
+        return True
+
     def close(self) -> None:
         """Stops the thread; items read ahead are dropped."""
         self._stopped.set()
-        self._thread.join(timeout=5)
+        self._thread.join(timeout=CLOSE_TIMEOUT_S)
 
     def _fill(self, source: Iterator[Item]) -> None:
         try:

@@ -1,6 +1,8 @@
-"""Progress on standard error: a moving bar on a terminal, one plain line now and then elsewhere."""
+"""Progress on standard error: a moving bar on a terminal, one plain line every few seconds elsewhere."""
 
+import contextlib
 import sys
+import threading
 import time
 from typing import Any, TextIO
 
@@ -12,18 +14,20 @@ PLAIN_INTERVAL_S = 10.0
 class Progress:
     """Counts finished records and shows them with tokens per second and the accept length so far."""
 
-    def __init__(self, console: Console, mode: str, total: int, already_done: int = 0) -> None:
-        """`mode`: auto, bar, plain or none."""
+    def __init__(self, console: Console, mode: str, total: int, already_done: int = 0, interval_s: float = PLAIN_INTERVAL_S) -> None:
+        """`mode`: auto, bar, plain or none. A plain line comes every `interval_s`, whether a record finished meanwhile or not."""
         self._console = console
         self._total, self._done, self._num_tokens = total, already_done, 0
         self._accept_length: float | None = None
-        self._start = self._last_line = time.perf_counter()
-        stream = console.stream or sys.stderr
-        mode = ("bar" if stream.isatty() else "plain") if mode == "auto" else mode
+        self._start = time.perf_counter()
+        self._stopped = threading.Event()
+        mode = ("bar" if console.moves else "plain") if mode == "auto" else mode
         self._mode = "none" if console.quiet else mode
-        self._bar = _open_bar(stream, total, already_done) if self._mode == "bar" else None
+        self._bar = _open_bar(console.stream or sys.stderr, total, already_done) if self._mode == "bar" else None
         if self._bar is not None:
             console.print_line = lambda line, target: self._bar.write(line, file=target)
+        if self._mode == "plain":
+            threading.Thread(target=self._say_now_and_then, args=(interval_s,), name="eaglecli-progress", daemon=True).start()
 
     def record_done(self, num_tokens: int, accept_length: float | None) -> None:
         """One record finished, well (its tokens) or badly (0 tokens)."""
@@ -31,21 +35,26 @@ class Progress:
         self._num_tokens += num_tokens
         self._accept_length = accept_length
         if self._bar is not None:
-            self._bar.update(1)
             self._bar.set_postfix_str(self._rates(), refresh=False)
-        elif self._mode == "plain" and time.perf_counter() - self._last_line >= PLAIN_INTERVAL_S:
-            self._last_line = time.perf_counter()
-            self._console.note(f"{self._done}/{self._total} records, {self._rates()}")
+            with contextlib.suppress(OSError):  # nobody looks any more: the run goes on
+                self._bar.update(1)
 
     def close(self) -> None:
-        """Ends the bar."""
+        """Ends the bar or the lines."""
+        self._stopped.set()
         if self._bar is not None:
-            self._bar.close()
+            with contextlib.suppress(OSError):
+                self._bar.close()
             self._console.print_line = None
 
+    def _say_now_and_then(self, interval_s: float) -> None:
+        while not self._stopped.wait(interval_s):
+            self._console.note(f"{self._done}/{self._total} records, {self._rates()}")
+
     def _rates(self) -> str:
-        rate = self._num_tokens / max(time.perf_counter() - self._start, 1e-9)
-        return f"{rate:.1f} token/s" + (f", accept length {self._accept_length:.2f}" if self._accept_length else "")
+        seconds = max(time.perf_counter() - self._start, 1e-9)
+        length = f", accept length {self._accept_length:.2f}" if self._accept_length else ""
+        return f"{self._num_tokens / seconds:.1f} token/s{length}"
 
 
 def _open_bar(stream: TextIO, total: int, already_done: int) -> Any:

@@ -1,170 +1,202 @@
-"""Records of the input: from a parsed object to a prompt text or a list of messages, with its id and its sampling options."""
+"""Records of the input: every row of every source as a prompt record or an error record, with its index, id and sampling options."""
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from eaglecli.io.json_record import describe_type, parse_record, raw_excerpt, refuse_repeated_key
-from eaglecli.io.lines import Line, read_lines
-from eaglecli.io.record_ids import IdPlan, generated_id
+from eaglecli.io.chat_messages import check_unicode
+from eaglecli.io.field_mapping import MISSING, FieldMapping, look_up
+from eaglecli.io.formats import TextRules, open_rows
+from eaglecli.io.input_sources import can_be_read_again
+from eaglecli.io.openai_batch import is_batch_line, read_batch_line
+from eaglecli.io.record_choice import RecordChoice
+from eaglecli.io.record_ids import IdPlan, OccurrenceCounter, generated_id
+from eaglecli.io.record_shapes import SHAPES, PromptContent, read_shape
 from eaglecli.io.records import PromptRecord, RecordError, RecordFault, RecordKey
+from eaglecli.io.rows import Row, to_json
 from eaglecli.io.sampling_options import read_options
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-ROLES_THAT_ASK = ("user", "tool", "function")
-INVISIBLE = "\u200b\u200c\u200d\u2060\ufeff"
+ID_FIELDS = ("id", "custom_id", "question_id", "task_id")
+CONTAINER_FORMATS = ("csv", "tsv", "parquet", "text")  # values of --input-format that say how the file is written, not what its records are
+BATCH = "openai-batch"
 
 
 @dataclass(frozen=True)
 class InputSelection:
-    """Which records are taken and how they are read; `offset` and `limit` count records, bad ones included."""
+    """What is read and how. `sources`: paths, `-`, hub names, as `expand_inputs` gives them.
 
-    path: Path
-    input_format: str = "auto"
-    offset: int = 0
-    limit: int | None = None
-
-
-def read_prompts(selection: InputSelection, ids: IdPlan, digest: Any = None) -> Iterator[PromptRecord | RecordError]:
-    """Every selected record of the file, good or bad, in file order. `index` counts from the file's start.
-
-    Raises UserError when the file itself cannot be read; a bad record is yielded, never raised.
+    `input_format` is a value of --input-format; `places` gives each index its place when the order is shuffled.
     """
-    end = None if selection.limit is None else selection.offset + selection.limit
-    counter = ids.counter()
-    for index, line in enumerate(read_lines(selection.path, digest)):
-        if end is not None and index >= end:
+
+    sources: tuple[str, ...]
+    input_format: str = "auto"
+    encoding: str | None = None
+    delimiter: str | None = None
+    allow_blank: bool = False
+    keep_fields: bool = False
+    mapping: FieldMapping = field(default_factory=FieldMapping)
+    choice: RecordChoice = field(default_factory=RecordChoice)
+    places: Sequence[int] | None = None
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The sources that are files or folders."""
+        return tuple(Path(name) for name in self.sources if can_be_read_again(name))
+
+    @property
+    def path(self) -> Path:
+        """The first source."""
+        return Path(self.sources[0])
+
+    @property
+    def is_read_once(self) -> bool:
+        """Whether a source is a pipe or a hub stream: then there is no first pass."""
+        return not all(map(can_be_read_again, self.sources))
+
+    @property
+    def name(self) -> str:
+        """The input in a few words."""
+        first = "standard input" if self.sources[0] == "-" else self.sources[0]
+        return first if len(self.sources) == 1 else f"{first} and {len(self.sources) - 1} more"
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """Shapes that a record may have: the one asked for, those of mapped fields, or all."""
+        if self.input_format in SHAPES or self.input_format == BATCH:
+            return (self.input_format,)
+        if self.mapping.template is not None:
+            return ("prompt",)
+        mapped = tuple(shape for shape, item in SHAPES.items() if any(name in self.mapping.sources for name in item.names))
+        return mapped or (*SHAPES, BATCH)
+
+    @property
+    def text_rules(self) -> TextRules:
+        """How bytes become rows."""
+        if self.mapping.template is not None or self.mapping.sources:
+            wanted = tuple(path.partition(".")[0] for target, path in self.mapping.sources.items() if target != "id")
+        else:
+            wanted = ()
+        names = tuple(name for shape in self.shapes if shape in SHAPES for name in SHAPES[shape].names)
+        return TextRules(self.input_format, self.encoding, self.delimiter, wanted or names)
+
+
+def read_prompts(
+    selection: InputSelection, ids: IdPlan, digest: Any = None, formats: dict[str, str] | None = None
+) -> Iterator[PromptRecord | RecordError]:
+    """Every chosen record, good or bad, in input order. `index` counts from the start of the first source.
+
+    `formats` is told what each source is. Raises UserError when a source cannot be read; a bad record is yielded, never raised.
+    """
+    reader = _RecordReader(selection, ids)
+    choice, places = selection.choice, selection.places
+    for index, row in enumerate(_read_rows(selection, digest, formats)):
+        place = index if places is None else int(places[index]) if index < len(places) else index
+        if places is None and choice.limit is not None and index >= choice.offset + choice.limit:
             return
-        record = read_record(line, index, selection, ids)
-        record = replace(record, key=counter.number(record.key))
-        if index >= selection.offset:
+        record = reader.read(row, index)
+        if choice.takes_place(place) and choice.takes_id(record.key):
             yield record
 
 
-def read_record(line: Line, index: int, selection: InputSelection, ids: IdPlan) -> PromptRecord | RecordError:
-    """One line as a prompt record or as an error record."""
-    key = RecordKey(index, generated_id(ids.prefix, index), str(selection.path), line.number, line.byte_offset, has_own_id=False)
-    try:
-        fields = parse_record(line)
-        key = _with_own_id(key, fields)
-        text, messages = read_prompt(fields, selection.input_format)
-        return PromptRecord(key, raw_excerpt(line), text, messages, read_options(fields))
-    except RecursionError:
-        return RecordError(key, "invalid_json", "not usable JSON: nested too deeply", raw_excerpt(line), line.byte_offset)
-    except RecordFault as fault:
-        offset = line.byte_offset if fault.byte_offset is None else fault.byte_offset
-        return RecordError(key, fault.code, fault.message, raw_excerpt(line), offset)
+def count_rows(selection: InputSelection) -> int:
+    """How many records the input has, good and bad."""
+    return sum(1 for _ in _read_rows(selection, None, None))
 
 
-def read_prompt(fields: Mapping[str, Any], input_format: str) -> tuple[str | None, tuple[Mapping[str, Any], ...] | None]:
-    """(text, None) or (None, messages). Raises RecordFault."""
-    names = ("prompt", "messages") if input_format == "auto" else (input_format,)
-    filled = [name for name in names if fields.get(name) is not None]
-    if len(filled) == 2:
-        raise RecordFault("ambiguous", "both `prompt` and `messages` are there; --input-format says which one counts")
-    if not filled:
-        raise _nothing_to_read(fields, names)
-    value = fields[filled[0]]
-    if filled[0] == "prompt":
-        return _read_text(value), None
-    return None, _read_messages(value)
+def _read_rows(selection: InputSelection, digest: Any, formats: dict[str, str] | None) -> Iterator[Row]:
+    for name in selection.sources:
+        with open_rows(name, selection.text_rules, digest) as (kind, rows):
+            if formats is not None:
+                formats[name] = kind
+            yield from rows
 
 
-def _nothing_to_read(fields: Mapping[str, Any], names: tuple[str, ...]) -> RecordFault:
-    wanted = " or ".join(f"`{name}`" for name in names)
-    empty = [name for name in names if name in fields]
-    if empty:
-        return RecordFault("bad_type", f"`{empty[0]}` is null")
-    there = ", ".join(f"`{str(name)[:40]}`" for name in list(fields)[:12]) or "none"
-    return RecordFault("missing_prompt", f"no {wanted}; the keys there are: {there}")
+class _RecordReader:
+    """Reads rows in order; remembers ids that must not come again."""
+
+    def __init__(self, selection: InputSelection, ids: IdPlan) -> None:
+        self._selection, self._ids = selection, ids
+        self._shapes = tuple(shape for shape in selection.shapes if shape != BATCH)
+        self._reads_batch_lines = BATCH in selection.shapes
+        self._counter: OccurrenceCounter = ids.counter()
+
+    def read(self, row: Row, index: int) -> PromptRecord | RecordError:
+        """One row as a prompt record or as an error record."""
+        key, fault = self._key(row, index)
+        if fault is None:
+            try:
+                return self._read_fields(row, key)
+            except RecursionError:
+                fault = too_deep()
+            except RecordFault as found:
+                fault = found
+        offset = row.byte_offset if fault.byte_offset is None else fault.byte_offset
+        return RecordError(key, fault.code, fault.message, row.raw, offset)
+
+    def _key(self, row: Row, index: int) -> tuple[RecordKey, RecordFault | None]:
+        """The key of a row, and what is wrong with the row or its id."""
+        id_json, input_json, fault = None, None, row.fault
+        if row.fields is not None:
+            try:
+                id_json = own_id(row.fields, self._selection.mapping.sources.get("id"))
+                input_json = to_json(row.fields) if self._selection.keep_fields else None
+            except RecursionError:
+                fault = too_deep()
+            except RecordFault as found:
+                fault = found
+        has_own_id = id_json is not None
+        name = id_json if id_json is not None else generated_id(self._ids.prefix, index)
+        key = RecordKey(index, name, row.file, row.line, row.byte_offset, has_own_id=has_own_id, input_json=input_json)
+        return self._counter.number(key), fault
+
+    def _read_fields(self, row: Row, key: RecordKey) -> PromptRecord:
+        assert row.fields is not None
+        selection = self._selection
+        fields = selection.mapping.apply(row.fields)
+        if self._reads_batch_lines and (not self._shapes or is_batch_line(fields)):
+            self._refuse_second(key)
+            content = read_batch_line(fields, selection.allow_blank)
+            return _record(replace(key, url=str(fields["url"])), row, BATCH, content, content.options or {})
+        options = read_options(fields, row.is_text_table)
+        shape, content = read_shape(fields, self._shapes, selection.allow_blank)
+        return _record(key, row, shape, content, options)
+
+    def _refuse_second(self, key: RecordKey) -> None:
+        """A batch line is known by its `custom_id` alone."""
+        if key.has_own_id and not self._counter.is_first_batch_line(key):
+            raise RecordFault("duplicate_id", f"the custom_id {key.id_json[:80]} was used by an earlier line")
 
 
-def _with_own_id(key: RecordKey, fields: Mapping[str, Any]) -> RecordKey:
-    value = fields.get("id")
-    if value is None or value == "":
-        return key
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise RecordFault("bad_type", "the id is not a finite number") from None
-    _check_unicode(text, "the id")
-    return replace(key, id_json=text, has_own_id=True)
+def _record(key: RecordKey, row: Row, shape: str, content: PromptContent, options: Mapping[str, Any]) -> PromptRecord:
+    return PromptRecord(
+        key=key,
+        raw=row.raw,
+        text=content.text,
+        messages=content.messages,
+        options=options,
+        turns=content.turns,
+        token_ids=content.token_ids,
+        is_raw=content.is_raw,
+        shape=shape,
+    )
 
 
-def _read_text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise RecordFault("bad_type", f"`prompt` must be a string, not {describe_type(value)}")
-    _check_unicode(value, "the prompt")
-    if is_blank(value):
-        raise RecordFault("empty_prompt", "empty prompt")
-    return value
+def too_deep() -> RecordFault:
+    """What is said when Python gives up on the depth of a record."""
+    return RecordFault("invalid_json", "not usable JSON: nested too deeply")
 
 
-def _read_messages(value: Any) -> tuple[Mapping[str, Any], ...]:
-    if not isinstance(value, list):
-        raise RecordFault("bad_type", f"`messages` must be an array, not {describe_type(value)}")
-    if not value:
-        raise RecordFault("empty_prompt", "empty prompt: `messages` has no message")
-    messages = tuple(_read_message(message, number) for number, message in enumerate(value, start=1))
-    last = messages[-1]["role"]
-    if last not in ROLES_THAT_ASK:
-        raise RecordFault("unsupported", f"the last message has the role {last}: there is nothing to answer")
-    return messages
-
-
-def _read_message(message: Any, number: int) -> Mapping[str, Any]:
-    where = f"message {number}"
-    if not isinstance(message, dict):
-        raise RecordFault("bad_type", f"{where} must be an object, not {describe_type(message)}")
-    refuse_repeated_key(message)
-    role = message.get("role")
-    if not isinstance(role, str):
-        raise RecordFault("bad_type", f"{where}: `role` must be a string, not {describe_type(role)}")
-    if role not in ROLES:
-        raise RecordFault("bad_type", f"{where}: role `{role[:40]}` is none of {', '.join(ROLES)}")
-    content = _read_content(message, where)
-    if role == "user" and is_blank(content or ""):
-        raise RecordFault("empty_prompt", f"empty prompt: {where} has no text")
-    for name, item in message.items():
-        if name != "content":
-            _check_unicode(json.dumps(item, ensure_ascii=False), f"`{name[:40]}` of {where}")
-    return {**message, "content": content}
-
-
-def _read_content(message: Mapping[str, Any], where: str) -> str | None:
-    """A string as it is; text parts joined in order with nothing between; None only beside tool calls."""
-    content = message.get("content")
-    if content is None and message.get("tool_calls"):
+def own_id(fields: Mapping[str, Any], path: str | None) -> str | None:
+    """The record's own id as JSON text; None when it is missing, null or empty. Raises RecordFault for one that nothing can write."""
+    if path is not None:
+        value = look_up(fields, path)
+    else:
+        value = next((fields[name] for name in ID_FIELDS if name in fields and fields[name] not in (None, "")), None)
+    if value is None or value is MISSING or value == "":
         return None
-    if isinstance(content, list):
-        content = "".join(_read_part(part, where) for part in content)
-    if not isinstance(content, str):
-        state = f"must be a string, not {describe_type(content)}" if "content" in message else "is missing"
-        raise RecordFault("bad_type", f"{where}: `content` {state}")
-    _check_unicode(content, where)
-    return content
-
-
-def _read_part(part: Any, where: str) -> str:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if not isinstance(part, dict) or not isinstance(kind, str):
-        raise RecordFault("bad_type", f"{where}: a part of `content` must be an object with a `type`")
-    if kind != "text":
-        raise RecordFault("unsupported", f"{where}: content of type `{kind[:40]}` is not supported, only text is")
-    if not isinstance(part.get("text"), str):
-        raise RecordFault("bad_type", f"{where}: the `text` of a part must be a string, not {describe_type(part.get('text'))}")
-    return part["text"]
-
-
-def is_blank(text: str) -> bool:
-    """Nothing to be seen: white space and zero-width characters alone."""
-    return not text.strip().strip(INVISIBLE).strip()
-
-
-def _check_unicode(text: str, what: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise RecordFault("encoding", f"{what} is not valid Unicode: a lone surrogate \\u{ord(text[error.start]):04x}") from None
+    if isinstance(value, float) and not -float("inf") < value < float("inf"):
+        raise RecordFault("bad_type", "the id is not a finite number")
+    text = to_json(value)
+    check_unicode(text, "the id")
+    return text

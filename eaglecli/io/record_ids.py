@@ -53,6 +53,7 @@ class OccurrenceCounter:
 
     repeated: frozenset[int]
     seen: dict[int, int] = field(default_factory=dict)
+    batch_lines: set[int] = field(default_factory=set)  # ids of OpenAI batch lines, of which each may come once
 
     def number(self, key: RecordKey) -> RecordKey:
         """The key with its occurrence."""
@@ -64,6 +65,13 @@ class OccurrenceCounter:
         occurrence = self.seen.get(name, 0)
         self.seen[name] = occurrence + 1
         return replace(key, occurrence=occurrence)
+
+    def is_first_batch_line(self, key: RecordKey) -> bool:
+        """Whether no earlier batch line had this id."""
+        name = id_hash(key.id_json)
+        is_first = name not in self.batch_lines
+        self.batch_lines.add(name)
+        return is_first
 
 
 @dataclass

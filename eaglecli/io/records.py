@@ -34,10 +34,13 @@ class RecordKey:
     index: int
     id_json: str
     file: str
-    line: int  # physical line, from 1
-    byte_offset: int  # of the line's first byte
+    line: int  # physical line, or the number of the row where there are no lines, from 1
+    byte_offset: int | None  # of the line's first byte, where it is known
     occurrence: int = 0  # how many earlier records bear the same id
     has_own_id: bool = True
+    input_json: str | None = None  # the record as it came, when its fields are to be passed through
+    url: str | None = None  # of an OpenAI batch line
+    num_cut_prompt_tokens: int = 0  # how much of the prompt was left out because somebody asked for that
 
 
 class RecordFault(Exception):
@@ -59,14 +62,19 @@ class RecordError:
     message: str
     raw: str
     byte_offset: int | None = None
+    is_skipped: bool = False  # left out because somebody asked for that: reported, but no failure of the run
 
 
 @dataclass(frozen=True)
 class PromptRecord:
-    """A record whose shape is good: either `text` or `messages` is given, the other is None."""
+    """A record whose shape is good: one of `text`, `messages`, `turns`, `token_ids` is given, the others are None."""
 
     key: RecordKey
     raw: str  # first characters of the line, for a later error
     text: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)  # checked sampling options of this record alone
+    turns: tuple[str, ...] | None = None  # what the user says; the model's own answers come between
+    token_ids: tuple[int, ...] | None = None
+    is_raw: bool = False  # a text that no chat template may touch
+    shape: str = "prompt"  # how the record was read: prompt, messages, turns, sharegpt, alpaca, openai-batch, tokens

@@ -1,26 +1,21 @@
-"""Results to files: a thread writes each line as its request finishes; at the end the lines are put in input order.
-
-A line is written whole and flushed, so an interrupted run leaves whole lines. Putting in order is a copy and an atomic rename.
-"""
+"""Results to files: a thread writes each line as its request finishes; at the end the lines are put in input order."""
 
 import json
-import os
 import queue
 import threading
-from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import AnswerCounts, describe_answer
+from eaglecli.io.line_file import KeptLines, LineFile
 from eaglecli.io.records import RecordError, RecordKey
 from eaglecli.io.run_directory import ERRORS, GENERATIONS
 
 WINDOW = 4096
-LINE_SEPARATORS = str.maketrans({"\u2028": "\\u2028", "\u2029": "\\u2029", "\u0085": "\\u0085"})
 
 
 class Decoder(Protocol):
@@ -29,6 +24,16 @@ class Decoder(Protocol):
     def decode(self, token_ids: np.ndarray) -> str:
         """Text of int32 [n] ids."""
         ...
+
+
+@dataclass(frozen=True, eq=False)
+class TurnAnswer:
+    """The answer to one turn of several."""
+
+    token_ids: np.ndarray
+    finish_reason: Literal["stop", "length"]
+    stop_token_id: int | None
+    num_prompt_tokens: int
 
 
 @dataclass(frozen=True)
@@ -46,51 +51,30 @@ class Answer:
     queue_s: float
     ttft_s: float
     e2e_s: float
-
-
-class LineFile:
-    """A JSON-lines file that is appended to and remembers where each record's line lies (24 bytes a line)."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._stream: BinaryIO = path.open("wb")
-        self._places = array("q")  # index, sample, length of each line, in file order
-
-    def append(self, index: int, sample: int, line: str) -> None:
-        """Writes one line, given without its newline, and hands it to the system: a killed run keeps it."""
-        data = line.translate(LINE_SEPARATORS).encode("utf-8") + b"\n"
-        self._stream.write(data)
-        self._stream.flush()
-        self._places.extend((index, sample, len(data)))
-
-    def close(self, ordered: bool) -> None:
-        """Flushes to disk; with `ordered` the lines are put in the order of (index, sample)."""
-        os.fsync(self._stream.fileno())
-        self._stream.close()
-        places = np.frombuffer(self._places, dtype=np.int64).reshape(-1, 3)
-        order = np.lexsort((places[:, 1], places[:, 0]))
-        if ordered and not np.array_equal(order, np.arange(len(order))):
-            self._rewrite(places[:, 2], order)
-
-    def _rewrite(self, lengths: np.ndarray, order: np.ndarray) -> None:
-        starts = np.cumsum(lengths) - lengths
-        temporary = self.path.with_name(f".{self.path.name}.tmp")
-        with self.path.open("rb") as source, temporary.open("wb") as sorted_file:
-            for line in order:
-                source.seek(int(starts[line]))
-                sorted_file.write(source.read(int(lengths[line])))
-            sorted_file.flush()
-            os.fsync(sorted_file.fileno())
-        os.replace(temporary, self.path)
+    turns: tuple[TurnAnswer, ...] = ()  # of a conversation of several turns: `token_ids` holds those of all, the rest is of the last
 
 
 class ResultWriter:
     """Writes answers and errors from a thread of its own. `put` blocks only when thousands of results wait."""
 
-    def __init__(self, folder: Path, decoder: Decoder | None, num_steps: int | None) -> None:
-        """`decoder` may be None only when no answer will come; `num_steps` None means plain decoding: `spec` is null."""
-        self._generations = LineFile(folder / GENERATIONS)
-        self._errors = LineFile(folder / ERRORS)
+    def __init__(
+        self,
+        folder: Path,
+        decoder: Decoder | None,
+        num_steps: int | None,
+        kept_answers: KeptLines | None = None,
+        kept_errors: KeptLines | None = None,
+    ) -> None:
+        """`decoder` may be None only when no answer will come; `num_steps` None means plain decoding: `spec` is null.
+
+        The kept lines are those of an earlier run that is taken up again. Raises UserError when the files cannot be opened.
+        """
+        try:
+            self._generations = LineFile(folder / GENERATIONS, kept_answers)
+            self._errors = LineFile(folder / ERRORS, kept_errors)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise UserError(f"--output {folder} cannot be written: {reason}", "name another directory with -o") from error
         self._decoder = decoder
         self._num_steps = num_steps
         self._queue: queue.Queue[Answer | RecordError | None] = queue.Queue(WINDOW)
@@ -104,9 +88,13 @@ class ResultWriter:
         self._queue.put(result)
 
     def close(self, ordered: bool) -> None:
-        """Waits until everything is written, then puts the files in order. Raises UserError."""
-        self._queue.put(None)
-        self._thread.join()
+        """Waits until everything is written, then puts the files in order. Raises UserError.
+
+        May be called again after a call that a signal cut short.
+        """
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
         try:
             for file in (self._generations, self._errors):
                 file.close(ordered and self._failure is None)
@@ -136,16 +124,17 @@ class ResultWriter:
         if isinstance(result, RecordError):
             self._errors.append(result.key.index, 0, _json_line(result.key, error_fields(result)))
         else:
-            text = self._decoder.decode(self._text_ids(result))  # type: ignore[union-attr]
-            self._generations.append(result.key.index, result.sample, _json_line(result.key, self._answer_fields(result, text)))
-
-    @staticmethod
-    def _text_ids(answer: Answer) -> np.ndarray:
-        """Without the token that ended the answer, special or not."""
-        ends = answer.finish_reason == "stop" and len(answer.token_ids) and answer.token_ids[-1] == answer.stop_token_id
-        return answer.token_ids[:-1] if ends else answer.token_ids
+            last = result.turns[-1].token_ids if result.turns else result.token_ids
+            text = self._decoder.decode(text_ids(last, result.finish_reason, result.stop_token_id))  # type: ignore[union-attr]
+            line = _json_line(result.key, self._answer_fields(result, text))
+            if result.key.input_json is not None:
+                line = f'{line[:-1]}, "input": {result.key.input_json}}}'
+            self._generations.append(result.key.index, result.sample, line)
 
     def _answer_fields(self, answer: Answer, text: str) -> dict[str, Any]:
+        usage = {"prompt_tokens": answer.num_prompt_tokens, "completion_tokens": len(answer.token_ids)}
+        if answer.key.num_cut_prompt_tokens:
+            usage["cut_prompt_tokens"] = answer.key.num_cut_prompt_tokens
         return {
             "index": answer.key.index,
             "file": answer.key.file,
@@ -155,11 +144,28 @@ class ResultWriter:
             "token_ids": answer.token_ids.tolist(),
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_token_id,
-            "usage": {"prompt_tokens": answer.num_prompt_tokens, "completion_tokens": len(answer.token_ids)},
+            "usage": usage,
             "spec": None if self._num_steps is None else describe_answer(answer.counts, self._num_steps),
             "seed": answer.seed,
             "timing": {"queue_s": answer.queue_s, "ttft_s": answer.ttft_s, "e2e_s": answer.e2e_s},
+            **({"turns": [self._turn_fields(turn) for turn in answer.turns]} if answer.turns else {}),
+            **({"url": answer.key.url} if answer.key.url else {}),
         }
+
+    def _turn_fields(self, turn: TurnAnswer) -> dict[str, Any]:
+        text = self._decoder.decode(text_ids(turn.token_ids, turn.finish_reason, turn.stop_token_id))  # type: ignore[union-attr]
+        return {
+            "text": text,
+            "finish_reason": turn.finish_reason,
+            "stop_reason": turn.stop_token_id,
+            "usage": {"prompt_tokens": turn.num_prompt_tokens, "completion_tokens": len(turn.token_ids)},
+        }
+
+
+def text_ids(token_ids: np.ndarray, finish_reason: str, stop_token_id: int | None) -> np.ndarray:
+    """Ids whose text is the answer: without the token that ended it, special or not."""
+    ends = finish_reason == "stop" and len(token_ids) and token_ids[-1] == stop_token_id
+    return token_ids[:-1] if ends else token_ids
 
 
 def error_fields(error: RecordError) -> dict[str, Any]:
@@ -173,6 +179,7 @@ def error_fields(error: RecordError) -> dict[str, Any]:
         "code": error.code,
         "message": error.message,
         "raw": error.raw,
+        **({"skipped": True} if error.is_skipped else {}),
     }
 
 

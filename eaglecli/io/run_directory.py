@@ -1,5 +1,6 @@
 """The directory of one run: where it is, whether it may be written, and its small JSON files, replaced atomically."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -8,9 +9,11 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from eaglecli.errors import UserError
+from eaglecli.io.line_file import replace_with
 
 GENERATIONS, ERRORS, STATS, MANIFEST, LOG = "generations.jsonl", "errors.jsonl", "stats.json", "manifest.json", "log.txt"
-OUR_FILES = (GENERATIONS, ERRORS, STATS, MANIFEST, LOG)
+PARQUET, BATCH_OUTPUT, BATCH_ERRORS = "generations.parquet", "openai_batch_output.jsonl", "openai_batch_errors.jsonl"
+OUR_FILES = (GENERATIONS, ERRORS, STATS, MANIFEST, LOG, PARQUET, BATCH_OUTPUT, BATCH_ERRORS)
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".gz")
 
 
@@ -30,8 +33,8 @@ def check_output(path: Path, input_path: Path, overwrite: bool) -> None:
         raise UserError(f"--output {path} is a file, a run writes a directory", "name another directory")
     if path.is_dir() and input_path.parent.resolve() == path.resolve() and input_path.name in OUR_FILES:
         raise UserError(f"--output {path} would overwrite the input {input_path}", "name another directory")
-    if path.is_dir() and any(path.iterdir()) and not overwrite:
-        raise UserError(f"--output {path} exists and is not empty", "use --overwrite to start anew, or name another directory")
+    if path.is_dir() and not overwrite and not (path / MANIFEST).exists() and {item.name for item in path.iterdir()} - {LOG}:
+        raise UserError(f"--output {path} is not empty and holds no run", "use --overwrite to start anew, or name another directory")
     holder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not os.access(holder, os.W_OK | os.X_OK):
         raise UserError(f"--output {path} cannot be written: no permission in {holder}", "name another directory with -o")
@@ -41,11 +44,11 @@ class RunDirectory:
     """An open run directory; one process holds it at a time. Use as a context manager."""
 
     def __init__(self, path: Path) -> None:
-        """Creates the directory, takes its lock, removes the files of an earlier run. Raises UserError."""
+        """Creates the directory if need be and takes its lock, which a killed process does not keep. Raises UserError."""
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self.log: TextIO = (path / LOG).open("a", encoding="utf-8")
+            self.log: TextIO = (path / LOG).open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             raise UserError(f"--output {path} cannot be written: {error.strerror or error}", "name another directory with -o") from error
         try:
@@ -53,25 +56,22 @@ class RunDirectory:
         except OSError:
             self.log.close()
             raise UserError(f"--output {path} is being written by another run", "wait for it, or name another directory") from None
-        self.log.truncate(0)
-        for name in OUR_FILES:
-            if name != LOG:
-                (path / name).unlink(missing_ok=True)
 
     def __enter__(self) -> "RunDirectory":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.log.close()
+        with contextlib.suppress(OSError):  # a full disk: the log is not what matters then
+            self.log.close()
+
+    def clear(self) -> None:
+        """Removes the files of an earlier run, and no others."""
+        self.log.truncate(0)
+        for name in OUR_FILES:
+            if name != LOG:
+                (self.path / name).unlink(missing_ok=True)
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> None:
-        """Replaces one file as a whole: a reader sees the old or the new one."""
+        """Replaces one file as a whole: a reader sees the old or the new one. Raises OSError."""
         text = json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False, default=str)
-        replace_file(self.path / name, text.encode("utf-8", errors="backslashreplace") + b"\n")
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Writes beside the file, then renames."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+        replace_with(self.path / name, [text.encode("utf-8", errors="backslashreplace"), b"\n"])

@@ -3,6 +3,7 @@
 The same ranges hold for the flags and the config file (`config.py` names the checks from here).
 """
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,18 +30,28 @@ UNSUPPORTED = frozenset(
 )
 
 
-def read_options(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The checked options of one record; null counts as not given. Raises RecordFault (bad_option, unsupported)."""
+def option_name(name: str) -> str:
+    """The flag's name of an option that a record may give under another one."""
+    return ALIASES.get(name, name)
+
+
+def read_options(record: Mapping[str, Any], is_text: bool = False) -> dict[str, Any]:
+    """The checked options of one record; null counts as not given. Raises RecordFault (bad_option, unsupported).
+
+    `is_text`: all values are text, as in a CSV table; an empty one counts as not given.
+    """
     options: dict[str, Any] = {}
     for name, value in record.items():
-        if value is None:
+        if value is None or (is_text and value == ""):
             continue
         if name in UNSUPPORTED:
             raise RecordFault("unsupported", f"the sampling option `{name}` is not supported")
-        option = ALIASES.get(name, name)
+        option = option_name(name)
         check = RECORD_CHECKS.get(option)
         if check is None:
             continue
+        if is_text:
+            value = _from_text(value)
         if option in options:
             raise RecordFault("bad_option", f"`{option}` is given twice, once as `{name}`")
         try:
@@ -48,6 +59,13 @@ def read_options(record: Mapping[str, Any]) -> dict[str, Any]:
         except ValueError as error:
             raise RecordFault("bad_option", f"`{name}` {error}") from None
     return options
+
+
+def _from_text(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        return value
 
 
 def _check_seed(value: Any) -> int:

@@ -1,12 +1,18 @@
-"""The first pass over the input: every record is read and checked before a model is loaded, nothing is kept but counts."""
+"""The first pass over the input: every record is read and checked before a model is loaded, nothing is kept but counts.
+
+What can be read only once (standard input, hub streams) has no first pass: its first record is waited for, the rest is
+counted as it comes.
+"""
 
 import hashlib
+import itertools
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
-from eaglecli.io.lines import check_format
-from eaglecli.io.prompts import InputSelection, read_prompts
+from eaglecli.errors import UserError
+from eaglecli.io.prompts import InputSelection, count_rows, read_prompts
+from eaglecli.io.record_choice import RecordChoice, places_of
 from eaglecli.io.record_ids import IdPlan, IdScan, id_hash
 from eaglecli.io.records import PromptRecord, RecordError
 
@@ -19,11 +25,13 @@ class InputScan:
 
     num_good: int
     num_bad: int
-    kinds: Mapping[str, int]  # "prompt" and "messages": how many records of each
+    kinds: Mapping[str, int]  # how many records of each shape
     sha256: str  # of the bytes read (all of them, unless a limit stopped the reading)
     ids: IdPlan
     repeated_lines: tuple[int, ...]  # physical lines of records that share an id, the first of them
     first_error: RecordError | None
+    formats: Mapping[str, str] = field(default_factory=dict)  # what each source is, in words
+    is_complete: bool = True  # False while a stream is being read: the counts are those so far
 
     @property
     def num_records(self) -> int:
@@ -31,34 +39,100 @@ class InputScan:
         return self.num_good + self.num_bad
 
 
-def scan_input(selection: InputSelection) -> InputScan:
-    """Reads the selected records once. Raises UserError when the file cannot be read or is no JSON lines."""
-    check_format(selection.path)
-    digest = hashlib.sha256()
-    kinds: Counter[str] = Counter()
-    num_bad, first_error, ids = 0, None, IdScan()
-    for record in read_prompts(_from_the_start(selection), IdPlan(), digest):
-        ids.add(record.key)  # those before the offset too: an occurrence counts from the file's start
-        if record.key.index < selection.offset:
-            continue
+class InputReader:
+    """The records of a selection together with what is known of them. Raises UserError when a source cannot be read."""
+
+    def __init__(self, selection: InputSelection) -> None:
+        self.selection = _with_places(selection)
+        self._tally = _Tally()
+        self._stream: Iterator[PromptRecord | RecordError] | None = None
+        if selection.is_read_once:
+            records = self._counted(read_prompts(self.selection, IdPlan(), self._tally.digest, self._tally.formats))
+            first = list(itertools.islice(records, 1))
+            self._stream = itertools.chain(first, records)
+            self._is_complete = not first
+        else:
+            self._scan = scan_input(self.selection)
+
+    @property
+    def scan(self) -> InputScan:
+        """The whole input, or what was read of a stream until now."""
+        return self._scan if self._stream is None else self._tally.scan(IdPlan(), (), self._is_complete)
+
+    def records(self) -> Iterator[PromptRecord | RecordError]:
+        """All records; those of a stream once."""
+        return read_prompts(self.selection, self._scan.ids) if self._stream is None else self._stream
+
+    def _counted(self, records: Iterator[PromptRecord | RecordError]) -> Iterator[PromptRecord | RecordError]:
+        for record in records:
+            self._tally.add(record)
+            yield record
+        self._is_complete = True
+
+
+@dataclass
+class _Tally:
+    """Counts of one pass."""
+
+    digest: "hashlib._Hash" = field(default_factory=hashlib.sha256)
+    formats: dict[str, str] = field(default_factory=dict)
+    kinds: Counter[str] = field(default_factory=Counter)
+    num_bad: int = 0
+    first_error: RecordError | None = None
+
+    def add(self, record: PromptRecord | RecordError) -> None:
         if isinstance(record, PromptRecord):
-            kinds["prompt" if record.text is not None else "messages"] += 1
-            continue
-        num_bad += 1
-        first_error = first_error or record
+            self.kinds[record.shape] += 1
+            return
+        self.num_bad += 1
+        self.first_error = self.first_error or record
+
+    def scan(self, ids: IdPlan, repeated_lines: tuple[int, ...], is_complete: bool = True) -> InputScan:
+        kinds = dict(self.kinds)
+        sha256 = self.digest.hexdigest()
+        return InputScan(
+            sum(kinds.values()), self.num_bad, kinds, sha256, ids, repeated_lines, self.first_error, dict(self.formats), is_complete
+        )
+
+
+def scan_input(selection: InputSelection) -> InputScan:
+    """Reads the selected records once. Raises UserError when a source cannot be read."""
+    tally, ids, choice = _Tally(), IdScan(), selection.choice
+    for record in read_prompts(_all_before_the_end(selection), IdPlan(), tally.digest, tally.formats):
+        if not (isinstance(record, RecordError) and record.code == "duplicate_id"):
+            ids.add(record.key)  # those that are not chosen too: an occurrence counts from the start of the input
+        if _is_chosen(selection, choice, record):
+            tally.add(record)
     plan = ids.plan()
-    lines = _repeated_lines(selection, plan) if plan.repeated else ()
-    return InputScan(sum(kinds.values()), num_bad, dict(kinds), digest.hexdigest(), plan, lines, first_error)
+    return tally.scan(plan, _repeated_lines(selection, plan) if plan.repeated else ())
 
 
-def _from_the_start(selection: InputSelection) -> InputSelection:
-    return replace(selection, offset=0, limit=None if selection.limit is None else selection.offset + selection.limit)
+def _with_places(selection: InputSelection) -> InputSelection:
+    if selection.choice.shuffle_seed is None or selection.places is not None:
+        return selection
+    if selection.is_read_once:
+        raise UserError(f"{selection.name} cannot be shuffled: it is read once", "save it to a file, or leave --shuffle-seed out")
+    return replace(selection, places=places_of(count_rows(selection), selection.choice))
+
+
+def _all_before_the_end(selection: InputSelection) -> InputSelection:
+    """Every record that must be looked at: with a limit and no shuffling, none behind it."""
+    choice = selection.choice
+    limit = None if choice.limit is None or selection.places is not None else choice.offset + choice.limit
+    return replace(selection, choice=RecordChoice(limit=limit), places=None)
+
+
+def _is_chosen(selection: InputSelection, choice: RecordChoice, record: PromptRecord | RecordError) -> bool:
+    index = record.key.index
+    place = index if selection.places is None else int(selection.places[index])
+    return choice.takes_place(place) and choice.takes_id(record.key)
 
 
 def _repeated_lines(selection: InputSelection, plan: IdPlan) -> tuple[int, ...]:
     lines: list[int] = []
-    for record in read_prompts(_from_the_start(selection), plan):
-        if record.key.has_own_id and id_hash(record.key.id_json) in plan.repeated:
+    for record in read_prompts(_all_before_the_end(selection), plan):
+        is_second_batch_line = isinstance(record, RecordError) and record.code == "duplicate_id"
+        if record.key.has_own_id and not is_second_batch_line and id_hash(record.key.id_json) in plan.repeated:
             lines.append(record.key.line)
             if len(lines) == MAX_NAMED_LINES:
                 break

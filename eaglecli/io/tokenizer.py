@@ -6,16 +6,20 @@ token bears an unguessable name: control tokens that the template wrote are rena
 are encoded like any other characters. (Encoding the pieces apart would change ids where pieces touch.)
 """
 
+import copy
+import inspect
 import json
 import re
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from eaglecli.errors import ModelError
+from eaglecli.errors import ModelError, UserError
+from eaglecli.io.gguf_tokenizer import apply_splitting_rule
 from eaglecli.io.records import RecordFault
 
 LOOKS_LIKE_CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
@@ -23,7 +27,7 @@ KEPT_FIELDS = ("role",)  # fields of a message whose value the template compares
 
 
 class PromptTokenizer:
-    """A loaded tokenizer as `generate` uses it. Safe to use from one encoding and one decoding thread at a time."""
+    """A loaded tokenizer as `generate` uses it. Safe to use from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         """`tokenizer` is a fast tokenizer of transformers. Raises ModelError if it has no `tokenizers` backend."""
@@ -31,7 +35,11 @@ class PromptTokenizer:
         if backend is None:
             raise ModelError("the tokenizer has no fast (tokenizer.json) form", "give one with --tokenizer-path")
         self._tokenizer = tokenizer
+        self._template: str | None = None  # instead of the tokenizer's own
+        self._template_variables: Mapping[str, Any] = {}
+        self._lock = threading.Lock()  # templates and encoders are not promised to bear two callers
         self._control_tokens = _control_tokens(backend)
+        self._vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         nonce = secrets.token_hex(16)
         self._sealed_names = {text: f"{nonce}s{number:06d}e" for number, text in enumerate(self._control_tokens)}
         self._escaped_names = {text: f"{nonce}c{number:06d}e" for number, text in enumerate(self._control_tokens)}
@@ -44,7 +52,30 @@ class PromptTokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether `messages` can be rendered."""
-        return bool(self._tokenizer.chat_template)
+        return bool(self._template or self._tokenizer.chat_template)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return self._vocab_size
+
+    def with_template(self, template: str | None, variables: Mapping[str, Any]) -> "PromptTokenizer":
+        """The same tokenizer with another chat template (None keeps its own) and values for the template's variables.
+
+        Raises UserError for a template that is no Jinja, and for variables that are not the template's to have.
+        """
+        reserved = {*inspect.signature(self._tokenizer.apply_chat_template).parameters, "messages", "add_generation_prompt"}
+        taken = next((name for name in variables if name in reserved), None)
+        if taken is not None:
+            raise UserError(f"--chat-template-kwargs must not set `{taken}`", "it is decided by the run")
+        other = copy.copy(self)
+        other._template, other._template_variables = template, {name: self._escaped_value(item) for name, item in variables.items()}
+        try:
+            other.render([{"role": "user", "content": "x"}])
+        except RecordFault as fault:
+            if type(fault.__cause__).__name__ == "TemplateSyntaxError":
+                raise UserError(f"--chat-template is no Jinja template: {fault.__cause__}", "mend the file") from fault
+        return other
 
     @property
     def eos_token_id(self) -> int | None:
@@ -62,7 +93,8 @@ class PromptTokenizer:
         Raises RecordFault "template" with the template's own message when it refuses the conversation.
         """
         self._check_tools(messages)
-        rendered = self.render([self._escaped(message) for message in messages])
+        with self._lock:
+            rendered = self.render([self._escaped(message) for message in messages])
         sealed = self._control_pattern.sub(lambda found: self._sealed_names[found[0]], rendered)
         plain = self._escaped_pattern.sub(lambda found: self._escaped_texts[found[0]], sealed)
         return np.array(self._sealed.encode(plain, add_special_tokens=False).ids, dtype=np.int32)
@@ -75,16 +107,29 @@ class PromptTokenizer:
             ids = ids[1:]
         return np.array(ids, dtype=np.int32)
 
+    def cut_text(self, text: str, num_tokens: int, side: Literal["left", "right"]) -> str:
+        """The text without about its first (left) or last (right) tokens, cut between characters; all of it when it has no more."""
+        spans = self._raw.encode(text, add_special_tokens=False).offsets
+        if num_tokens >= len(spans):
+            return ""
+        return text[spans[num_tokens][0] :] if side == "left" else text[: spans[len(spans) - num_tokens - 1][1]]
+
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The conversation as text. Raises RecordFault "template"."""
         try:
-            return self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            return self._tokenizer.apply_chat_template(
+                list(messages), chat_template=self._template, tokenize=False, add_generation_prompt=True, **self._template_variables
+            )
         except Exception as error:  # templates are programs: they may raise anything, and it spoils this record alone
             raise RecordFault("template", f"the chat template refuses this conversation: {' '.join(str(error).split())}") from error
 
     def decode(self, token_ids: np.ndarray) -> str:
         """Text of a whole answer; control tokens are left out."""
         return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+    def decode_prompt(self, token_ids: np.ndarray) -> str:
+        """Text of a prompt as the model sees it, control tokens included."""
+        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def _escaped(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {name: value if name in KEPT_FIELDS else self._escaped_value(value) for name, value in message.items()}
@@ -101,7 +146,7 @@ class PromptTokenizer:
     def _check_tools(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """A template that does not know tool calls would drop them without a word."""
         uses_tools = any(message.get("tool_calls") or message["role"] in ("tool", "function") for message in messages)
-        if uses_tools and "tool" not in str(self._tokenizer.chat_template):
+        if uses_tools and "tool" not in str(self._template or self._tokenizer.chat_template):
             raise RecordFault("template", "the chat template does not know tool calls")
 
 
@@ -119,6 +164,8 @@ def load_tokenizer(path: Path, revision: str | None = None, local_files_only: bo
     except Exception as error:  # the loader raises a dozen kinds; each of them means the same to the user
         reason = " ".join(str(error).split())[:300]
         raise ModelError(f"the tokenizer of {path} cannot be loaded: {reason}", "give one with --tokenizer-path") from error
+    if "gguf_file" in extra and getattr(tokenizer, "backend_tokenizer", None) is not None:
+        apply_splitting_rule(tokenizer.backend_tokenizer, Path(place) / extra["gguf_file"])
     return PromptTokenizer(tokenizer)
 
 

@@ -1,12 +1,8 @@
 """`eaglecli generate` as a whole, in process: files in; files, messages and exit codes out. The models are the CYCLE pair."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +10,10 @@ import pytest
 from typer.testing import CliRunner
 
 from eaglecli.cli import app
-from eaglecli.commands._open_engine import OpenedEngine
-from eaglecli.commands.generate import generate as run_generate
-from eaglecli.config import resolve_settings
 from eaglecli.engine.request import Completion
-from eaglecli.engine.settings import PLAIN
 from eaglecli.errors import ExitCode, UserError
-from eaglecli.io.console import Console
-from eaglecli.io.tokenizer import load_tokenizer
-from tests.fixtures import END_OF_TURN_ID, disjoint_cycles, write_cycle
+from tests.commands.program import Program, ScriptedModels, answered, lines, scripted_run, write_records
+from tests.fixtures import END_OF_TURN_ID, disjoint_cycles, text_cycle, write_cycle
 
 MESSY = Path(__file__).parent.parent / "data" / "messy"
 CYCLE_OF = {token: cycle for cycle in disjoint_cycles() for token in cycle}
@@ -46,10 +37,6 @@ def invoke(pair, tmp_path):
         return CliRunner().invoke(app, ["generate", *models, *common, *arguments])
 
     return call
-
-
-def lines(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_bytes().split(b"\n") if line]
 
 
 def expected_ids(last: int, count: int) -> list[int]:
@@ -199,32 +186,6 @@ def test_sampled_text_depends_on_the_record_and_not_on_its_neighbours(invoke, tm
     assert len({tuple(ids) for ids in forward.values()}) > 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--speculative-num-draft-tokens", "0"], "at least 2"),
-        (["--speculative-num-draft-tokens", "1"], "at least 2"),
-        (
-            ["--speculative-num-steps", "3", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "99"],
-            "more than the tree can have",
-        ),
-        (["--speculative-num-steps", "5", "--speculative-eagle-topk", "2", "--speculative-num-draft-tokens", "4"], "cannot hold the root"),
-        (["--speculative-num-steps", "5", "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", "9"], "steps + 1 = 6"),
-        (["--speculative-num-steps", "0"], "at least 1"),
-        (["--page-size", "0"], "at least 1"),
-        (["--temperature", "-1"], "from 0 up"),
-        (["--dtype", "int3"], "int3"),
-        (["--max-new-tokenz", "3"], "No such option"),
-    ],
-)
-def test_a_wrong_option_is_refused_with_its_rule_before_anything_is_loaded(invoke, tmp_path, arguments, words):
-    done = invoke([{"prompt": "a"}], "--target", "no-such-model", *arguments)
-    assert done.exit_code == ExitCode.USAGE
-    assert words in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_model_that_is_not_there_is_one_sentence_and_code_5(invoke, tmp_path):
     done = invoke([{"prompt": "a"}], "--target", str(tmp_path / "absent"))
     assert done.exit_code == ExitCode.MODEL
@@ -287,54 +248,11 @@ def test_the_generation_config_of_the_model_samples_unless_told_otherwise(pair, 
     assert "temperature 0.25" in done.stderr
 
 
-class ScriptedEngine:
-    """Answers each request by what a function makes of it."""
-
-    def __init__(self, respond):
-        self.respond = respond
-
-    def generate(self, requests):
-        for request in requests:
-            yield self.respond(request)
-
-    def refusal(self, request):
-        return None
-
-    def summary(self):
-        return {}
-
-
-class ScriptedModels:
-    """A ModelSource with a real tokenizer and a scripted engine."""
-
-    generation_config: dict = {}
-
-    def __init__(self, folder: Path, respond):
-        self.folder, self.respond = folder, respond
-
-    def load_tokenizer(self):
-        return load_tokenizer(self.folder)
-
-    def open_engine(self, settings):
-        return OpenedEngine(ScriptedEngine(self.respond), 512, (END_OF_TURN_ID,), PLAIN, 16, {}, ())
-
-
-def scripted_run(tmp_path: Path, pair, respond, num_records: int = 3, **given):
-    source = tmp_path / "input.jsonl"
-    source.write_text("".join(json.dumps({"prompt": f"p{number}"}) + "\n" for number in range(num_records)))
-    settings = resolve_settings({"input": str(source), "output": str(tmp_path / "run"), "target": "t", **given}, None, lambda _: "cpu")
-    return run_generate(settings, Console(quiet=True), ["eaglecli"], lambda _: ScriptedModels(pair.target_dir, respond))
-
-
-def answered(request, text: bytes = b"ok") -> Completion:
-    return Completion(request, np.frombuffer(text, np.uint8).astype(np.int32), "length")
-
-
 def test_a_numeric_failure_spoils_its_record_alone(tmp_path, pair):
     def respond(request):
         return Completion(request, np.zeros(0, np.int32), "error", error="not finite") if request.key.index == 1 else answered(request)
 
-    assert scripted_run(tmp_path, pair, respond).exit_code == ExitCode.PARTIAL
+    assert scripted_run(tmp_path, ScriptedModels(pair.target_dir, respond)).exit_code == ExitCode.PARTIAL
     (error,) = lines(tmp_path / "run" / "errors.jsonl")
     assert (error["index"], error["code"], error["message"]) == (1, "numeric", "not finite")
 
@@ -346,7 +264,7 @@ def test_finished_lines_survive_an_engine_that_fails(tmp_path, pair):
         return answered(request)
 
     with pytest.raises(RuntimeError, match="broken kernel"):
-        scripted_run(tmp_path, pair, respond)
+        scripted_run(tmp_path, ScriptedModels(pair.target_dir, respond))
     assert len(lines(tmp_path / "run" / "generations.jsonl")) == 2
     assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "failed"
 
@@ -356,31 +274,13 @@ def test_memory_that_runs_out_has_a_code_of_its_own(tmp_path, pair):
         raise MemoryError("no room")
 
     with pytest.raises(UserError) as raised:
-        scripted_run(tmp_path, pair, respond)
+        scripted_run(tmp_path, ScriptedModels(pair.target_dir, respond))
     assert raised.value.exit_code == ExitCode.MEMORY
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)])
-def test_the_first_signal_keeps_finished_lines_and_gives_its_code(tmp_path, pair, number, code):
-    before = signal.getsignal(number)
-
-    def respond(request):
-        if request.key.index == 2:
-            os.kill(os.getpid(), number)
-            time.sleep(5)
-        return answered(request)
-
-    result = scripted_run(tmp_path, pair, respond, num_records=5)
-    assert result.exit_code == code
-    assert len(lines(tmp_path / "run" / "generations.jsonl")) == 2
-    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["status"] == "interrupted"
-    assert signal.getsignal(number) is before
-    assert "eaglecli-reader" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_stop_on_error_also_holds_for_faults_that_only_tokens_show(tmp_path, pair):
     with pytest.raises(UserError, match="too_long"):
-        scripted_run(tmp_path, pair, answered, max_new_tokens=512, on_error="stop")
+        scripted_run(tmp_path, ScriptedModels(pair.target_dir, answered), max_new_tokens=512, on_error="stop")
 
 
 def test_the_program_runs_as_a_process(pair, tmp_path):
@@ -403,3 +303,15 @@ def test_the_program_runs_as_a_process(pair, tmp_path):
     assert json.loads(done.stdout)["counts"]["failed_requests"] == 1
     assert "1 records failed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_text_is_that_of_all_ids_decoded_at_once_wherever_steps_end_or_the_cap_cuts(tmp_path):
+    """B51, the side of the answer: characters of two to four bytes, a token a byte, steps of three bytes, every cap."""
+    ids = text_cycle("é€😀ก")
+    records = [{"prompt_token_ids": [120, ids[-1]], "max_new_tokens": cap} for cap in range(1, 14)]
+    program = Program(write_cycle(tmp_path, [ids]), write_records(tmp_path / "input.jsonl", records), tmp_path / "run")
+    assert program.run("--num-speculative-tokens", "2").exit_code == 0
+    for cap, line in enumerate(program.lines(), start=1):
+        expected = [ids[place % len(ids)] for place in range(cap)]
+        assert line["token_ids"] == expected
+        assert line["text"] == bytes(expected).decode("utf-8", errors="replace")

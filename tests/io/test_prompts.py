@@ -1,87 +1,17 @@
 """Records: which are good, which are bad and why; ids, options and text survive unchanged."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglecli.io.prompts import InputSelection, is_blank, read_prompts
+from eaglecli.io.chat_messages import is_blank
+from eaglecli.io.prompts import read_prompts
 from eaglecli.io.record_ids import IdPlan, request_seed
 from eaglecli.io.records import PromptRecord, RecordError
 from eaglecli.io.scan import scan_input
-
-MESSY = Path(__file__).parent.parent / "data" / "messy"
-
-# file: good records, {line: code} of the bad ones
-EXPECTED = {
-    "bom_crlf.jsonl": (5, {}),
-    "blank_lines.jsonl": (5, {}),
-    "no_final_newline.jsonl": (3, {}),
-    "empty_file.jsonl": (0, {}),
-    "only_bom_and_blanks.jsonl": (0, {}),
-    "non_utf8_bytes.jsonl": (3, dict.fromkeys((2, 4, 5, 6), "encoding")),
-    "line_separators_in_strings.jsonl": (4, {}),
-    "control_characters.jsonl": (4, dict.fromkeys((3, 4), "invalid_json")),
-    "whitespace_matters.jsonl": (5, {}),
-    "malformed_middle.jsonl": (5, {3: "invalid_json"}),
-    "truncated_last_line.jsonl": (4, {5: "invalid_json"}),
-    "trailing_comma.jsonl": (1, dict.fromkeys((1, 2, 3, 5), "invalid_json")),
-    "single_quotes_and_comments.jsonl": (3, dict.fromkeys((1, 3, 4, 5, 7), "invalid_json")),
-    "duplicate_keys.jsonl": (0, dict.fromkeys((1, 2), "invalid_json")),
-    "not_objects.jsonl": (1, dict.fromkeys(range(1, 6), "not_object")),
-    "duplicate_ids.jsonl": (6, {}),
-    "odd_ids.jsonl": (13, {}),
-    "missing_prompt.jsonl": (2, dict.fromkeys(range(2, 8), "missing_prompt")),
-    "null_prompt.jsonl": (3, dict.fromkeys((2, 3, 4, 5), "bad_type")),
-    "empty_prompt.jsonl": (2, dict.fromkeys(range(2, 9), "empty_prompt")),
-    "numbers_as_prompts.jsonl": (1, dict.fromkeys(range(1, 10), "bad_type")),
-    "extra_fields.jsonl": (3, {}),
-    "both_prompt_and_messages.jsonl": (0, dict.fromkeys((1, 2), "ambiguous")),
-    "mixed_schemas.jsonl": (2, dict.fromkeys((3, 4, 5, 6), "missing_prompt")),
-    "repeated_prompts.jsonl": (6, {}),
-    "special_token_text.jsonl": (9, {}),
-    "jinja_and_braces.jsonl": (6, {}),
-    "scripts.jsonl": (30, {}),
-    "emoji_rtl_combining.jsonl": (21, {}),
-    "escaped_unicode.jsonl": (2, {}),
-    "lone_surrogates.jsonl": (1, dict.fromkeys((1, 2, 3), "encoding")),
-    "prompts.jsonl.gz": (5, {}),
-    "two_members.jsonl.gz": (5, {}),
-    "gzip_without_gz_name.jsonl": (5, {}),
-    "not_really.jsonl.gz": (5, {}),
-    "very_long_prompt.jsonl": (3, {}),
-    "length_ladder.jsonl": (10, {}),
-    "long_without_spaces.jsonl": (6, {}),
-    "many_short.jsonl": (300, {}),
-}
-
-
-def read(path: Path, **selection) -> list[PromptRecord | RecordError]:
-    chosen = InputSelection(path, **selection)
-    return list(read_prompts(chosen, scan_input(chosen).ids))
-
-
-def read_objects(folder: Path, *objects, **selection) -> list[PromptRecord | RecordError]:
-    path = folder / "input.jsonl"
-    path.write_text("".join(json.dumps(item) + "\n" for item in objects))
-    return read(path, **selection)
-
-
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_messy_file_has_the_good_and_bad_records_that_its_readme_says(name):
-    num_good, bad = EXPECTED[name]
-    records = read(MESSY / name)
-    assert sum(isinstance(record, PromptRecord) for record in records) == num_good
-    assert {record.key.line: record.code for record in records if isinstance(record, RecordError)} == bad
-    assert [record.key.index for record in records] == list(range(len(records)))
-
-
-def test_deep_nesting_spoils_at_most_its_own_record():
-    records = read(MESSY / "deep_nesting.jsonl")
-    assert len(records) == 2
-    assert isinstance(records[1], PromptRecord)
+from tests.io.reading import MESSY, read, read_objects, select
 
 
 def test_conversations_that_ask_nothing_or_hold_no_text_are_bad_one_by_one():
@@ -145,7 +75,7 @@ def test_the_input_format_decides_between_prompt_and_messages(input_format, text
 
 
 def test_offset_and_limit_select_records_and_keep_their_index():
-    records = read(MESSY / "malformed_middle.jsonl", offset=1, limit=3)
+    records = read(MESSY / "malformed_middle.jsonl", choice={"offset": 1, "limit": 3})
     assert [(record.key.index, record.key.line) for record in records] == [(1, 2), (2, 3), (3, 4)]
     assert isinstance(records[1], RecordError)
 
@@ -185,13 +115,13 @@ def test_an_option_given_under_two_names_is_bad(tmp_path):
 
 
 def test_records_that_share_an_id_are_named_and_numbered():
-    scan = scan_input(InputSelection(MESSY / "duplicate_ids.jsonl"))
+    scan = scan_input(select(MESSY / "duplicate_ids.jsonl"))
     assert scan.repeated_lines == (1, 3, 4)
     assert [record.key.occurrence for record in read(MESSY / "duplicate_ids.jsonl")] == [0, 0, 1, 2, 0, 0]
 
 
 def test_occurrences_count_from_the_start_of_the_file_whatever_the_offset():
-    assert [record.key.occurrence for record in read(MESSY / "duplicate_ids.jsonl", offset=3)] == [2, 0, 0]
+    assert [record.key.occurrence for record in read(MESSY / "duplicate_ids.jsonl", choice={"offset": 3})] == [2, 0, 0]
 
 
 def test_seeds_depend_on_id_type_occurrence_and_run_seed_alone():
@@ -217,5 +147,5 @@ def test_any_prompt_of_valid_unicode_comes_back_unchanged(tmp_path_factory, text
 def test_no_line_of_bytes_raises(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("bytes") / "input.jsonl"
     path.write_bytes(b'{"prompt": "first"}\n' + data)
-    records = list(read_prompts(InputSelection(path), IdPlan()))
+    records = list(read_prompts(select(path), IdPlan()))
     assert isinstance(records[0], PromptRecord)

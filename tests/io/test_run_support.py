@@ -51,8 +51,10 @@ def test_an_output_that_is_or_holds_the_input_is_refused(tmp_path, source):
 def test_overwriting_removes_our_files_and_no_others(tmp_path):
     (tmp_path / "generations.jsonl").write_text("old")
     (tmp_path / "notes.md").write_text("mine")
-    with RunDirectory(tmp_path):
-        assert not (tmp_path / "generations.jsonl").exists()
+    with RunDirectory(tmp_path) as folder:
+        assert (tmp_path / "generations.jsonl").exists(), "opening alone removes nothing"
+        folder.clear()
+    assert not (tmp_path / "generations.jsonl").exists()
     assert (tmp_path / "notes.md").read_text() == "mine"
 
 
@@ -125,6 +127,48 @@ def test_without_a_terminal_or_when_quiet_no_bar_moves(mode, quiet):
     progress.record_done(10, None)
     progress.close()
     assert stream.getvalue() == ""
+
+
+def test_plain_lines_come_every_few_seconds_although_nothing_finishes():
+    stream = io.StringIO()
+    progress = Progress(Console(stream=stream), "plain", total=9, already_done=4, interval_s=0.01)
+    progress.record_done(10, 2.5)
+    deadline = time.monotonic() + 10
+    while stream.getvalue().count("\n") < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    progress.close()
+    first, second, *_ = stream.getvalue().splitlines()
+    assert first.startswith("5/9 records, ")
+    assert second.startswith("5/9 records, ")
+    assert "accept length 2.50" in second
+
+
+class Gone(io.StringIO):
+    """A stream whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_a_message_that_nobody_can_read_ends_nothing():
+    log = io.StringIO()
+    console = Console(stream=Gone())
+    console.attach_log(log)
+    console.warning("one")
+    console.attach_log(Gone())
+    console.warning("two")
+    console.attach_log(log)
+    console.note("three")
+    assert log.getvalue() == "warning: one\nthree\n"
+
+
+def test_details_are_shown_with_verbose_alone_and_are_always_in_the_log():
+    for verbose, quiet, shown in ((False, False, ""), (True, False, "detail\n"), (True, True, "")):
+        stream, log = io.StringIO(), io.StringIO()
+        console = Console(stream=stream, verbose=verbose, quiet=quiet)
+        console.attach_log(log)
+        console.detail("detail")
+        assert (stream.getvalue(), log.getvalue()) == (shown, "detail\n")
 
 
 def test_nothing_from_the_data_steers_the_terminal():

@@ -118,13 +118,28 @@ def test_a_template_without_tools_refuses_tool_calls(tokenizer):
 
 
 def test_a_template_that_raises_spoils_the_record_with_its_own_message():
+    """B55."""
     source = merged_tokenizer(chat_template="{{ raise_exception('no system message here') }}")
     with pytest.raises(RecordFault, match="no system message here") as raised:
         PromptTokenizer(source).encode_messages(user("hi"))
     assert raised.value.code == "template"
 
 
+@pytest.mark.parametrize("template_writes_bos", [False, True])
+@pytest.mark.parametrize("tokenizer_adds_bos", [False, True])
+def test_a_chat_has_the_bos_that_its_template_writes_and_raw_text_the_one_that_the_tokenizer_adds(template_writes_bos, tokenizer_adds_bos):
+    """B54."""
+    source = merged_tokenizer(chat_template=("{{ bos_token }}" if template_writes_bos else "") + TRIMMING_TEMPLATE)
+    if not tokenizer_adds_bos:
+        source.backend_tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    prompts, bos = PromptTokenizer(source), source.bos_token_id
+    assert prompts.encode_messages(user("x")).tolist().count(bos) == template_writes_bos
+    assert prompts.encode_text("x").tolist().count(bos) == tokenizer_adds_bos
+    assert prompts.encode_text("<s>x").tolist().count(bos) == 1
+
+
 def test_raw_text_never_begins_with_two_bos():
+    """B54."""
     source = merged_tokenizer()
     bos = source.bos_token_id
     for text in ("hi", "<s>hi"):

@@ -1,0 +1,111 @@
+"""From a record to a request: tokens, sampling settings of this record, seed, room for the answer."""
+
+from dataclasses import dataclass, field, replace
+
+from eaglecli.commands._dialogues import Dialogues
+from eaglecli.commands._open_engine import OpenedEngine
+from eaglecli.config import DEFAULT, GenerateSettings
+from eaglecli.engine.request import Request, SamplingParams
+from eaglecli.io.chat_messages import Message
+from eaglecli.io.prompt_encoder import Prompt, PromptEncoder
+from eaglecli.io.record_ids import request_seed
+from eaglecli.io.records import PromptRecord, RecordError, RecordFault
+from eaglecli.io.scan import InputScan
+from eaglecli.io.tokenizer import PromptTokenizer
+
+
+@dataclass
+class RequestMaker:
+    """Turns records into requests: tokens, sampling settings of this record, seed, room for the answer."""
+
+    settings: GenerateSettings
+    tokenizer: PromptTokenizer
+    opened: OpenedEngine
+    uses_template_for_prompts: bool = field(init=False)
+    end_token_ids: tuple[int, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.uses_template_for_prompts = self.settings.apply_chat_template and self.tokenizer.has_chat_template
+        self.encoder = PromptEncoder(self.tokenizer, self.uses_template_for_prompts, self.settings.system_prompt)
+        self.dialogues = Dialogues(self.tokenizer, self._next_turn)
+        own = self.tokenizer.eos_token_id
+        self.end_token_ids = self.opened.end_token_ids or (() if own is None else (own,))
+
+    def describe(self, scan: InputScan) -> str:
+        """How prompts become tokens and where answers end, in one sentence."""
+        settings = self.settings
+        form = "one user message of the chat template" if self.uses_template_for_prompts else "raw text"
+        cap = f"at most {settings.max_new_tokens} new tokens" + ("" if settings.origin("max_new_tokens") != DEFAULT else " (default)")
+        prompts = f"a `prompt` becomes {form}; " if not scan.is_complete or scan.kinds.get("prompt") else ""
+        sampling = f"temperature {settings.temperature:g}, seed {settings.random_seed}"
+        return f"{prompts}{cap}, context {self.opened.context_length} tokens, {sampling}"
+
+    def prepare(self, record: PromptRecord | RecordError) -> Request | RecordError:
+        """A request, or the error that this record ends as."""
+        if isinstance(record, RecordError):
+            return record
+        try:
+            request = self._request(record, self.encoder.opening(record), sample=0)
+            self.dialogues.begin(record)
+            return request
+        except RecordFault as fault:
+            is_skipped = fault.code == "too_long" and self.settings.too_long == "skip"
+            return RecordError(record.key, fault.code, fault.message, record.raw, is_skipped=is_skipped)
+
+    def _next_turn(self, record: PromptRecord, messages: list[Message], sample: int) -> Request:
+        return self._request(record, self.encoder.conversation(messages), sample)
+
+    def _request(self, record: PromptRecord, prompt: Prompt, sample: int) -> Request:
+        prompt_ids = self.encoder.encode(prompt)
+        limit, num_tokens = self._most_prompt_tokens(record, len(prompt_ids)), len(prompt_ids)
+        if num_tokens > limit:
+            prompt_ids = self.encoder.encode_within(prompt, limit, "left" if self.settings.too_long == "truncate-left" else "right")
+        key = replace(record.key, num_cut_prompt_tokens=num_tokens - len(prompt_ids)) if num_tokens > len(prompt_ids) else record.key
+        request = Request(key, prompt_ids, self._sampling(record, len(prompt_ids)), sample)
+        reason = self.opened.engine.refusal(request)
+        if reason:
+            raise RecordFault("too_long", reason)
+        return request
+
+    def _most_prompt_tokens(self, record: PromptRecord, prompt_len: int) -> int:
+        """Where a prompt is cut when that is asked for. A cap that nobody gave leaves at most half of the context for the answer."""
+        if self.settings.too_long not in ("truncate-left", "truncate-right"):
+            return prompt_len
+        wanted, context = record.options.get("max_new_tokens", self.settings.max_new_tokens), self.opened.context_length
+        if self._is_cap_given(record):
+            return max(context - wanted, 1)
+        return prompt_len if prompt_len < context else context - min(wanted, context // 2)
+
+    def _is_cap_given(self, record: PromptRecord) -> bool:
+        return "max_new_tokens" in record.options or self.settings.origin("max_new_tokens") != DEFAULT
+
+    def _sampling(self, record: PromptRecord, prompt_len: int) -> SamplingParams:
+        own, settings = record.options, self.settings
+        ends = () if settings.ignore_eos else self.end_token_ids
+        stop_ids = tuple(dict.fromkeys((*ends, *own.get("stop_token_ids", settings.stop_token_ids))))
+        if len(stop_ids) > self.opened.max_stop_ids:
+            raise RecordFault(
+                "bad_option", f"{len(stop_ids)} stop token ids (end of text included) are more than the {self.opened.max_stop_ids} allowed"
+            )
+        return SamplingParams(
+            temperature=own.get("temperature", settings.temperature),
+            top_p=own.get("top_p", settings.top_p),
+            top_k=own.get("top_k", settings.top_k),
+            min_p=own.get("min_p", settings.min_p),
+            seed=own["seed"] if "seed" in own else request_seed(settings.random_seed, record.key),
+            max_new_tokens=self._max_new_tokens(record, prompt_len),
+            stop_token_ids=stop_ids,
+        )
+
+    def _max_new_tokens(self, record: PromptRecord, prompt_len: int) -> int:
+        """A cap that was given must fit; the default one shrinks to the room that is left."""
+        wanted = record.options.get("max_new_tokens", self.settings.max_new_tokens)
+        context = self.opened.context_length
+        if self._is_cap_given(record) and prompt_len + wanted > context:
+            total = prompt_len + wanted
+            raise RecordFault(
+                "too_long", f"{prompt_len} prompt tokens and max_new_tokens {wanted} make {total}, the context is {context} tokens"
+            )
+        if prompt_len >= context:
+            raise RecordFault("too_long", f"{prompt_len} prompt tokens leave no room in the context of {context} tokens")
+        return min(wanted, context - prompt_len)

@@ -1,0 +1,272 @@
+"""One run with its directory open: models loaded, records generated, files put in order, reports written, whatever ends it."""
+
+import errno
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from eaglecli.commands._answers import build_answer
+from eaglecli.commands._chat_template import prepare_tokenizer
+from eaglecli.commands._dialogues import Dialogues, RequestSource
+from eaglecli.commands._open_engine import ModelSource, OpenedEngine, out_of_memory
+from eaglecli.commands._request_maker import RequestMaker
+from eaglecli.engine.request import Completion, Request
+from eaglecli.errors import ExitCode, UserError
+from eaglecli.io.accept_statistics import LOW_ACCEPT_LENGTH, AcceptTotals
+from eaglecli.io.console import Console
+from eaglecli.io.earlier_run import KeptResults
+from eaglecli.io.error_limit import ErrorLimit, TooManyErrors
+from eaglecli.io.output_formats import write_output_format
+from eaglecli.io.prefetch import Prefetch
+from eaglecli.io.progress import Progress
+from eaglecli.io.records import PromptRecord, RecordError
+from eaglecli.io.results import Answer, ResultWriter
+from eaglecli.io.run_directory import ERRORS, MANIFEST, STATS, RunDirectory
+from eaglecli.io.run_report import RunReport, build_manifest, build_stats
+from eaglecli.io.signals import Interrupted
+from eaglecli.io.tokenizer import PromptTokenizer
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+FREE_SPACE = "free some space; finished lines are kept, the same command goes on"
+
+
+@dataclass(frozen=True)
+class GenerateResult:
+    """How a run ended: `document` is what --json prints."""
+
+    exit_code: ExitCode
+    document: dict[str, Any]
+
+
+@dataclass(eq=False)
+class Run:
+    """From the state in which a directory was found to the end. `models` None: no record that is left can be used."""
+
+    report: RunReport
+    folder: RunDirectory
+    kept: KeptResults
+    totals: AcceptTotals | None
+    models: ModelSource | None
+    console: Console
+
+    def __post_init__(self) -> None:
+        self.limit = ErrorLimit(self.report.settings.max_errors, self.report.settings.max_error_rate)
+        self.opened: OpenedEngine | None = None
+        self.writer: ResultWriter | None = None
+        self.progress: Progress | None = None
+        self.prepared: Prefetch[Request | RecordError] | None = None
+        self.end_token_ids: tuple[int, ...] = ()
+
+    def execute(self) -> GenerateResult:
+        """Whatever ends the run, finished lines are on disk and both reports are written. Raises what made it fail."""
+        status, code, failure = "failed", ExitCode.INTERNAL, None
+        try:
+            self._write_manifest("running", None)
+            self._generate()
+            self._finish()
+            status, code = "complete", self._exit_code()
+        except Interrupted as interrupted:
+            status, code = "interrupted", interrupted.exit_code
+            goes_on = "" if self.report.selection.is_read_once else ", the same command goes on"
+            self.console.warning(f"{interrupted}: stopped; finished lines are kept in {self.folder.path}{goes_on}")
+        except TooManyErrors as stop:
+            status, code = "stopped", ExitCode.PARTIAL
+            self.console.error(str(stop), f"see {self.folder.path / ERRORS}; the same command with a higher limit goes on")
+        except Exception as error:
+            failure = _as_user_error(error)
+            code = failure.exit_code if isinstance(failure, UserError) else code
+        failure = self._let_go(failure)
+        result = self._write_reports(status, code, failure)
+        self._say_result()
+        return result
+
+    def _generate(self) -> None:
+        started = time.perf_counter()
+        if self.models is None or self.limit.is_passed(self.report.scan.num_bad, self._num_records()):
+            self._set_bad_records_aside()
+            return
+        tokenizer = prepare_tokenizer(self.models.load_tokenizer(), self.report.settings)
+        self.opened = self._open(self.models)
+        self.report.load_s = time.perf_counter() - started
+        maker = RequestMaker(self.report.settings, tokenizer, self.opened)
+        self.end_token_ids = maker.end_token_ids
+        self.console.note(maker.describe(self.report.scan))
+        self._open_files(tokenizer, self.opened.speculation.num_steps or None)
+        self.prepared = Prefetch(map(maker.prepare, self._records()))
+        source = RequestSource(self.prepared, self._take_error, self.report.selection.is_read_once)
+        started = time.perf_counter()
+        try:
+            while source.has_more:
+                for completion in self.opened.engine.generate(source):
+                    self._take(completion, maker.dialogues, source)
+        finally:
+            self.report.generate_s = time.perf_counter() - started
+
+    def _open(self, models: ModelSource) -> OpenedEngine:
+        opened = models.open_engine(self.report.settings)
+        for line in opened.summary:
+            self.console.note(line)
+        for line in opened.warnings:
+            self.console.warning(line)
+        self.report.settings = self.report.settings.with_derived(**opened.settled)
+        self.report.models = opened.summary
+        self._write_manifest("running", None)
+        return opened
+
+    def _open_files(self, tokenizer: PromptTokenizer | None, num_steps: int | None) -> None:
+        self.writer = ResultWriter(self.folder.path, tokenizer, num_steps, self.kept.answers, self.kept.errors)
+        already_done = self.kept.num_answers + self.kept.num_errors
+        self.progress = Progress(self.console, self.report.settings.progress, self.report.scan.num_records, already_done)
+
+    def _set_bad_records_aside(self) -> None:
+        """All that can be done without a model."""
+        self._open_files(None, None)
+        for record in self._records():
+            if isinstance(record, RecordError):
+                self._take_error(record)
+
+    def _records(self) -> Iterator[PromptRecord | RecordError]:
+        """Those that an earlier session did not finish."""
+        return (record for record in self.report.reader.records() if not self.kept.done.has(record.key.index))
+
+    def _take(self, completion: Completion, dialogues: Dialogues, source: RequestSource) -> None:
+        source.finished()
+        if completion.finish_reason == "error":
+            dialogues.end(completion)
+            key = completion.request.key
+            self._take_error(RecordError(key, "numeric", completion.error or "generation failed", ""))  # type: ignore[arg-type]
+            return
+        follow_up = dialogues.next_turn(completion)
+        if isinstance(follow_up, Request):
+            source.put(follow_up)
+        elif follow_up is not None:
+            self._take_error(follow_up)
+        else:
+            self._take_answer(build_answer(dialogues.end(completion), self.end_token_ids))
+
+    def _take_answer(self, answer: Answer) -> None:
+        if self.totals is not None:
+            self.totals.add(answer.counts)
+        self.report.count_answer(answer)
+        self._write(answer, len(answer.token_ids))
+
+    def _take_error(self, error: RecordError) -> None:
+        self.report.count_error(error)
+        self._write(error, 0)
+        self.console.detail(f"{error.key.file}, line {error.key.line}: {error.message} ({error.code})")
+        if error.is_skipped:
+            return
+        if self.report.settings.on_error == "stop":
+            raise stop_at(error)
+        if self.opened is not None:  # without a model all bad records are set aside before the limit is looked at
+            self.limit.check(self.report.num_failed, self._num_records())
+
+    def _write(self, result: Answer | RecordError, num_tokens: int) -> None:
+        assert self.writer is not None and self.progress is not None, "files are opened before anything is generated"
+        self.writer.put(result)
+        self.progress.record_done(num_tokens, self.totals.accept_length if self.totals else None)
+
+    def _finish(self) -> None:
+        """Order and other formats: only of a run that has come to its end."""
+        assert self.writer is not None
+        self._stop_threads()
+        self.writer.close(self.report.settings.ordered)
+        self.limit.check(self.report.num_failed, self._num_records())
+        write_output_format(self.report.settings.output_format, self.folder.path, self.report.settings.target or "")
+
+    def _num_records(self) -> int | None:
+        scan = self.report.scan
+        return scan.num_records if scan.is_complete else None
+
+    def _exit_code(self) -> ExitCode:
+        if not self.report.num_done:
+            return ExitCode.NOTHING_DONE
+        return ExitCode.PARTIAL if self.report.num_failed else ExitCode.OK
+
+    def _stop_threads(self) -> None:
+        if self.prepared is not None:
+            self.prepared.close()
+        if self.progress is not None:
+            self.progress.close()
+
+    def _let_go(self, failure: Exception | None) -> Exception | None:
+        """Closes what is open and keeps the first failure. After a good end there is nothing left to close."""
+        self._stop_threads()
+        try:
+            if self.writer is not None:
+                self.writer.close(ordered=False)
+        except Exception as error:
+            return failure or error
+        return failure
+
+    def _write_manifest(self, status: str, code: ExitCode | None) -> None:
+        try:
+            self.folder.write_json(MANIFEST, build_manifest(self.report, status, code))
+        except OSError as error:
+            raise _reports_failed(error) from error
+
+    def _write_reports(self, status: str, code: ExitCode, failure: Exception | None) -> GenerateResult:
+        """Raises `failure`, if there is one, after it has written them as far as that is possible."""
+        summary = self.opened.engine.summary() if self.opened is not None else {}
+        stats = build_stats(self.report, self.totals, summary)
+        try:
+            self.folder.write_json(STATS, stats)
+            self._write_manifest(status, code)
+        except (OSError, UserError) as error:
+            raise failure or _reports_failed(error) from error
+        if failure is not None:
+            raise failure
+        return GenerateResult(code, describe_run(stats, status, code, self.folder))
+
+    def _say_result(self) -> None:
+        report, say = self.report, self.console.note
+        num_tokens = report.session.num_output_tokens
+        rate = num_tokens / report.generate_s if report.generate_s else 0.0
+        speed = f"{num_tokens} tokens in {report.generate_s:.1f} s, {rate:.1f} token/s"
+        say(f"{report.num_done} done, {report.num_failed} failed; {speed}")
+        if self.totals is not None and self.totals.accept_length is not None:
+            self._say_accept_length(self.totals)
+        if report.num_skipped:
+            self.console.warning(f"{report.num_skipped} records were too long and skipped, see {self.folder.path / ERRORS}")
+        if report.num_failed:
+            self.console.warning(f"{report.num_failed} records failed, see {self.folder.path / ERRORS}")
+        say(f"results in {self.folder.path}")
+
+    def _say_accept_length(self, totals: AcceptTotals) -> None:
+        length = totals.accept_length or 0.0
+        self.console.note(f"accept length {length:.3f} ((accepted + steps) / steps), {totals.num_verify_steps} verify steps")
+        if length < LOW_ACCEPT_LENGTH:
+            self.console.warning(
+                f"accept length below {LOW_ACCEPT_LENGTH}: this draft hardly ever guesses right here; plain decoding may be faster"
+            )
+        if totals.num_identity_violations:
+            self.console.warning(
+                f"the counts of {totals.num_identity_violations} records do not close (C = T + A + V - cut): please report this"
+            )
+
+
+def describe_run(stats: dict[str, Any], status: str, code: ExitCode, folder: RunDirectory) -> dict[str, Any]:
+    """What --json prints."""
+    return {**stats, "status": status, "exit_code": int(code), "output": str(folder.path)}
+
+
+def stop_at(error: RecordError) -> UserError:
+    """The sentence of `--on-error stop`."""
+    return UserError(
+        f"{error.key.file}, line {error.key.line}: {error.message} ({error.code})", "mend the record, or use --on-error record"
+    )
+
+
+def _as_user_error(error: Exception) -> Exception:
+    """Lost memory and a full disk get their sentences; anything else stays what it is."""
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        return UserError(f"a file of the run cannot be written: {error.strerror}", FREE_SPACE, ExitCode.INTERNAL)
+    return out_of_memory(error) or error
+
+
+def _reports_failed(error: Exception) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    reason = getattr(error, "strerror", None) or error
+    return UserError(f"the reports of the run cannot be written: {reason}", FREE_SPACE, ExitCode.INTERNAL)
