@@ -1,9 +1,14 @@
-"""Runs before any kernel is imported: without a GPU, Triton kernels are interpreted on the CPU."""
+"""Runs before any kernel is imported: without a GPU, Triton kernels are interpreted on the CPU.
+
+One thread a process: the suite runs a worker a core, and threads that wait for each other are ten times slower than one.
+"""
 
 import os
 
-import pytest
-import torch
+os.environ["OMP_NUM_THREADS"] = "1"  # read when torch is imported, here and in the processes that tests start
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"

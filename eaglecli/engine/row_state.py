@@ -136,7 +136,7 @@ def slots_of(pages: Rows[int], page_size: int) -> np.ndarray:
 
 
 def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) -> None:
-    """Set the rows of newly admitted requests, whose prompts are not in the cache yet: three copies to the device, whatever their number."""
+    """Set the rows of newly admitted requests, whose prompts are not in the cache yet: three copies, whatever their number."""
     num_stop_ids = state.stop_ids.shape[1]
     slots = np.zeros((len(admitted), state.slot_table.shape[1]), np.int32)
     integers = np.full((len(admitted), 5 + num_stop_ids), -1, np.int64)
