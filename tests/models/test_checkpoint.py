@@ -1,4 +1,4 @@
-"""Which weight files are taken, what of them is used, and what is refused."""
+"""Which weight files are taken, what of them is used, and what is refused (known failure B08)."""
 
 import json
 from pathlib import Path

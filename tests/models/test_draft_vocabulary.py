@@ -1,4 +1,4 @@
-"""Maps from draft ids to target ids: offsets, not indices; contradictions are found at load."""
+"""Maps from draft ids to target ids: offsets, not indices; contradictions are found at load (known failure B03)."""
 
 from pathlib import Path
 
