@@ -23,6 +23,7 @@ from eaglecli.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from eaglecli.kernels.small_row_linear import small_row_linear
 
 _SILU_BLOCK = 1024
+_MAX_FEW_ROWS = 16  # rows up to which the CPU's product is turned round
 
 
 @triton.jit
@@ -86,6 +87,10 @@ def _norm(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> torc
 
 def linear_reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     """`linear` in plain torch."""
+    if x.device.type == "cpu" and 1 < x.shape[0] <= _MAX_FEW_ROWS:
+        # With the few rows on its M side the CPU library takes 2.5 times as long (2-8 rows of 576 -> 3,072, two cores).
+        out = torch.mm(weight, x.t()).t().contiguous()
+        return out if bias is None else out + bias
     return functional.linear(x, weight, bias)
 
 
