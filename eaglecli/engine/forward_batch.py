@@ -36,3 +36,7 @@ class DraftForwardBatch:
     proposal_positions: torch.Tensor  # int32 of the tokens proposed after each captured one
     attention: AttentionInputs
     last_index: torch.Tensor | None  # int64 [B] packed index of each row's last token; None when all tokens are captured
+
+    def __post_init__(self) -> None:
+        if (self.capture_hidden is CaptureHidden.LAST) != (self.last_index is not None):
+            raise ValueError("last_index names the tokens of CaptureHidden.LAST, and of no other")

@@ -31,7 +31,6 @@ ARCHIVES = {
 WIDE_MARKS = {b"\xff\xfe\x00\x00": "utf-32", b"\x00\x00\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 TABLE_SUFFIXES = {".csv": "csv", ".tsv": "tsv", ".txt": "text"}
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".zstd")
-CONVERT_HINT = "give JSON lines, a JSON array, CSV, TSV, Parquet, Arrow or plain text, or say which it is with --input-format"
 NAMES = {
     "json lines": "JSON lines",
     "json array": "a JSON array",

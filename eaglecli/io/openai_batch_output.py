@@ -11,7 +11,7 @@ from typing import Any
 from eaglecli.io.line_file import read_in_order, replace_with
 from eaglecli.io.run_directory import BATCH_ERRORS, BATCH_OUTPUT, ERRORS, GENERATIONS
 
-CHAT_URL, COMPLETIONS_URL = "/v1/chat/completions", "/v1/completions"
+COMPLETIONS_URL = "/v1/completions"
 
 
 def write_openai_batch(folder: Path, model: str) -> None:

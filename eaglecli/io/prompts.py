@@ -18,7 +18,6 @@ from eaglecli.io.rows import Row, to_json
 from eaglecli.io.sampling_options import read_options
 
 ID_FIELDS = ("id", "custom_id", "question_id", "task_id")
-CONTAINER_FORMATS = ("csv", "tsv", "parquet", "text")  # values of --input-format that say how the file is written, not what its records are
 BATCH = "openai-batch"
 
 

@@ -42,7 +42,6 @@ class DraftFit:
     config: DraftConfig
     head: HeadSource
     num_head_rows: int  # rows of that head which may be proposed; the rest is padding
-    has_embedding: bool  # whether the file holds an embedding
     token_map: torch.Tensor | None  # int64 [Vd] on the CPU
     token_map_source: str
     warnings: tuple[str, ...]
@@ -84,7 +83,6 @@ def check_draft_fit(
         config=config,
         head=head,
         num_head_rows=target.vocab_size if token_map is None else len(token_map),
-        has_embedding="embed_tokens.weight" in description.shapes,
         token_map=token_map,
         token_map_source=source,
         warnings=_warnings(description, config),
