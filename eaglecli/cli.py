@@ -558,10 +558,16 @@ def train(
             SPECULATION, "Target states the draft sees: after so many layers.", "--tap-boundaries", metavar="L,M,H", default="2, N//2, N-3"
         ),
     ] = None,
+    intermediate_size: Annotated[
+        int | None, _option(SPECULATION, "Width of the draft's MLP.", "--intermediate-size", metavar="N", default="the target's")
+    ] = None,
     rope_theta: Annotated[float, _option(SPECULATION, "Rotary base of the draft.", "--rope-theta", default="10000")] = 10000.0,
     sequence_length: Annotated[int, _option(TRAINING, "Positions of a packed sequence.", "--sequence-length", default="2048")] = 2048,
     num_unroll_steps: Annotated[int, _option(TRAINING, "Draft steps that are trained.", "--num-unroll-steps", default="7")] = 7,
     step_decay: Annotated[float, _option(TRAINING, "Weight of a step, beside the one before it.", "--step-decay", default="0.8")] = 0.8,
+    label_temperature: Annotated[
+        float, _option(TRAINING, "Temperature of the target's distribution as label.", "--label-temperature", default="1.0")
+    ] = 1.0,
     batch_size: Annotated[int, _option(TRAINING, "Sequences per optimizer step.", "--batch-size", default="32")] = 32,
     micro_batch_size: Annotated[
         int | None, _option(TRAINING, "Sequences that run at a time.", "--micro-batch-size", default="at most 16")

@@ -6,7 +6,7 @@ index p - k - 1. A row counts when the target's own choice is in the draft vocab
     loss = sum_k decay^k / T * sum_p -label(p) . log softmax(head . normed_k(p - k - 1))
 
 T counts every position of the optimizer step, those without a label too (draft-checkpoints 6.2). Gradients are made along
-with the loss, piece by piece: d loss / d logits = weight * (softmax(logits) - label).
+with the loss, piece by piece, see kernels/soft_cross_entropy. `temperature` below 1 sharpens the labels towards the target's choice.
 Sources: Li et al., "EAGLE-3"; the fusion of head and loss as in Hsu et al., "Liger Kernel".
 """
 
@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 
-_PIECE_ELEMENTS = 1 << 27  # logits (rows x steps x draft vocabulary) of one piece; a few float32 copies of them live at a time
+from eaglecli.kernels.soft_cross_entropy import soft_cross_entropy_
+
+_PIECE_ELEMENTS = 1 << 28  # logits (rows x steps x draft vocabulary) of one piece
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +29,7 @@ class Labels:
     token_ids: torch.Tensor  # int64 [Vd] the draft vocabulary
     rows: torch.Tensor  # int64 [M]
     is_drafted: torch.Tensor  # bool [K, M]
+    temperature: float = 1.0  # of the target's softmax
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,13 +70,12 @@ class _FusedLoss(torch.autograd.Function):
             index = ((rows + offset) % len(flat)).flatten()  # no two are the same: where it wraps around, there is no label
             states = flat[index]
             logits = (states @ head_copy.t()).view(num_steps, len(rows), -1)
-            is_hit[:, piece] = (labels.token_ids[logits.argmax(-1)] == choice) & is_drafted
-            log_q = torch.log_softmax(logits, dim=-1, dtype=torch.float32)
             in_vocabulary = labels.token_ids[torch.searchsorted(labels.token_ids, choice).clamp_(max=len(head) - 1)] == choice
-            weight = weights[:, None] * (is_drafted & in_vocabulary)
-            loss -= (weight * torch.einsum("mv,kmv->km", label, log_q)).sum()
+            row_loss, first_choice = soft_cross_entropy_(logits, label, weights[:, None] * (is_drafted & in_vocabulary))
+            loss += row_loss.sum()
+            is_hit[:, piece] = (labels.token_ids[first_choice] == choice) & is_drafted
             if grad_flat is not None and grad_head is not None:
-                grad_logits = log_q.exp_().sub_(label).mul_(weight[..., None]).flatten(0, 1).to(flat.dtype)
+                grad_logits = logits.flatten(0, 1)
                 grad_flat.index_copy_(0, index, grad_logits @ head_copy)
                 grad_head += grad_logits.t() @ states
         if grad_flat is not None and grad_head is not None:
@@ -91,4 +93,4 @@ def _label(labels: Labels, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tens
     """The target's choice int64 [m] and its softmax over the draft vocabulary, float32 [m, Vd]."""
     logits = labels.hidden[rows] @ labels.head.t()
     restricted = logits.index_select(1, labels.token_ids)
-    return logits.argmax(-1), torch.softmax(restricted, dim=-1, dtype=torch.float32)
+    return logits.argmax(-1), torch.softmax(restricted.float() / labels.temperature, dim=-1)

@@ -27,7 +27,7 @@ _SMALLEST_CHANNEL = 0.01  # of the mean size: a channel that is nearly silent is
 
 @dataclass(frozen=True)
 class DraftShape:
-    """Sizes of a draft. Its layer is the target's, without biases and query-key norms."""
+    """Sizes of a draft. Its layer is the target's, without biases and query-key norms, and perhaps another width of the MLP."""
 
     layer: LayerConfig
     tap_boundaries: tuple[int, ...]
@@ -41,9 +41,10 @@ class DraftShape:
         return len(self.tap_boundaries) * self.layer.hidden_size
 
 
-def draft_layer(target_layer: LayerConfig) -> LayerConfig:
-    """The draft's layer for a target's."""
-    return replace(target_layer, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False)
+def draft_layer(target_layer: LayerConfig, intermediate_size: int | None) -> LayerConfig:
+    """The draft's layer for a target's; `intermediate_size` None is the target's."""
+    width = intermediate_size or target_layer.intermediate_size
+    return replace(target_layer, intermediate_size=width, qkv_bias=False, o_bias=False, mlp_bias=False, qk_norm=False)
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,7 +56,7 @@ def draft_shape(target: LoadedTarget, settings: TrainSettings) -> DraftShape:
     boundaries = settings.tap_boundaries or default_boundaries(target.config.num_layers)
     check_tap_boundaries(boundaries, target.config.num_layers)
     return DraftShape(
-        layer=draft_layer(target.config.layer),
+        layer=draft_layer(target.config.layer, settings.intermediate_size),
         tap_boundaries=boundaries,
         draft_vocab_size=min(settings.draft_vocab_size, target.config.vocab_size),
         rope_theta=settings.rope_theta,
@@ -180,6 +180,7 @@ def _identity(shape: DraftShape, settings: TrainSettings) -> dict[str, Any]:
     """What must not change between the calls of one training: by name in the words of the user."""
     return {
         "draft vocabulary size": shape.draft_vocab_size,
+        "width of the MLP": shape.layer.intermediate_size,
         "list of tapped boundaries": list(shape.tap_boundaries),
         "rotary base": shape.rope_theta,
         "sequence length": settings.sequence_length,

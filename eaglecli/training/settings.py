@@ -18,7 +18,7 @@ _AT_LEAST_ONE = (
     "max_running_requests",
     "held_out_new_tokens",
 )
-_ABOVE_ZERO = ("low_temperature", "learning_rate", "step_decay", "clip_norm", "rope_theta", "checkpoint_every_s")
+_ABOVE_ZERO = ("low_temperature", "learning_rate", "label_temperature", "step_decay", "clip_norm", "rope_theta", "checkpoint_every_s")
 _OPTIONAL_ABOVE_ZERO = (
     "micro_batch_size",
     "max_answer_tokens",
@@ -28,6 +28,7 @@ _OPTIONAL_ABOVE_ZERO = (
     "seconds",
     "stop_after_s",
     "max_shard_bytes",
+    "intermediate_size",
 )
 _LARGEST_FORWARD = 16
 _DEFAULT_EPOCHS = 3
@@ -54,10 +55,12 @@ class TrainSettings:
     draft_vocab_size: int = 32_000
     tap_boundaries: tuple[int, ...] | None = None  # None: 2, N // 2, N - 3
     rope_theta: float = 10_000.0
+    intermediate_size: int | None = None  # of the draft's MLP; None: the target's
     # training
     sequence_length: int = 2048
     num_unroll_steps: int = 7
     step_decay: float = 0.8
+    label_temperature: float = 1.0  # of the target's distribution; below 1 the draft learns its first choice more than the rest
     batch_size: int = 32  # packed sequences per optimizer step
     micro_batch_size: int | None = None  # packed sequences per forward
     learning_rate: float = 1e-3

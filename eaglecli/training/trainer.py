@@ -43,14 +43,20 @@ class StepReport:
 
 
 def run_draft(
-    module: DraftModule, target: FrozenTarget, batch: PackedBatch, token_ids: torch.Tensor, decay: float, num_positions: int
+    module: DraftModule,
+    target: FrozenTarget,
+    batch: PackedBatch,
+    token_ids: torch.Tensor,
+    decay: float,
+    num_positions: int,
+    label_temperature: float = 1.0,
 ) -> DraftLoss:
     """All unrolled steps of one batch and their loss; `num_positions` is the loss's denominator."""
     states = target.run(batch)
     documents = Documents(batch.starts, batch.max_document_len)
     embedding = target.model.embed_weight
     unrolled = module.unroll(states.features, batch.input_ids, batch.positions, documents, embedding, len(batch.is_drafted))
-    labels = Labels(states.hidden, target.model.head_weight, token_ids, batch.label_rows, batch.is_drafted)
+    labels = Labels(states.hidden, target.model.head_weight, token_ids, batch.label_rows, batch.is_drafted, label_temperature)
     return draft_loss(unrolled.normed, module.head, labels, decay, num_positions)
 
 
@@ -111,7 +117,8 @@ class Trainer:
             group["lr"] = rate
         for packs in self._micro_batches():
             batch = self._batch(packs)
-            result = run_draft(self.module, self._target, batch, self._token_ids, settings.step_decay, settings.tokens_per_step)
+            weights = (settings.step_decay, settings.tokens_per_step, settings.label_temperature)
+            result = run_draft(self.module, self._target, batch, self._token_ids, *weights)
             result.loss.backward()
             window.add(result, batch)
         norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), settings.clip_norm)

@@ -113,6 +113,14 @@ def test_the_exported_draft_is_the_trained_one_in_the_published_layout(tmp_path,
     assert torch.equal(loaded.model.head_weight, trained["lm_head.weight"].bfloat16().float())
 
 
+def test_a_draft_with_an_mlp_of_its_own_width_is_written_and_read(tmp_path, target):
+    session = open_session(tmp_path, target, small_settings(num_steps=1, intermediate_size=80))
+    list(session.run(never))
+    assert json.loads((tmp_path / DRAFT / "config.json").read_text())["intermediate_size"] == 80
+    loaded = load_draft(tmp_path / DRAFT, target, torch.float32, "cpu", 64)
+    assert loaded.model.checkpoint_views()["layers.0.mlp.up_proj.weight"].shape[0] == 80
+
+
 def test_the_loss_falls_and_more_is_accepted_than_before(tmp_path):
     """On texts of CYCLE, in which every token has one successor; the held-out prompts are in cycles of which other tokens are prompts."""
     target = load_target(write_cycle(tmp_path).target_dir, torch.float32, "cpu", 64)

@@ -130,6 +130,17 @@ def test_the_loss_and_its_gradient_follow_the_definition(world, monkeypatch):
         torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
 
 
+def test_sharper_labels_are_the_target_at_a_lower_temperature(world):
+    target, _, vocabulary, module, _, batch, states, unrolled = world
+    head = target.model.head_weight
+    parts = (vocabulary.token_ids, batch.label_rows, batch.is_drafted)
+    sharp = draft_loss(unrolled.normed, module.head, Labels(states.hidden, head, *parts, temperature=0.5), 1.0, 1).loss
+    doubled = draft_loss(unrolled.normed, module.head, Labels(2.0 * states.hidden, head, *parts), 1.0, 1).loss
+    plain = draft_loss(unrolled.normed, module.head, Labels(states.hidden, head, *parts), 1.0, 1).loss
+    torch.testing.assert_close(sharp, doubled)
+    assert not torch.isclose(sharp, plain)
+
+
 def test_labels_reach_the_end_token_and_begin_with_the_answer(world):
     _, documents, _, _, _, batch, _, _ = world
     rows = set(batch.label_rows.tolist())
