@@ -31,9 +31,10 @@ run)
     work=$1 target=$2 prompts=$3 seconds=$4
     shift 4
     python3 -m eaglecli train --target "$target" --prompts "$prompts" --output "$work" \
-        --self-prompts 60000 --num-samples 2 --max-new-tokens 512 --max-answer-tokens 32000000 --max-running-requests 512 \
-        --draft-vocab-size 11776 --sequence-length 2048 --batch-size 32 --micro-batch-size 16 --num-unroll-steps 7 \
-        --epochs 3 --learning-rate 1e-3 --warmup-steps 30 --evaluate-every 200 --checkpoint-every 120 \
+        --self-prompts 60000 --num-samples 2 --low-temperature 0.3 --high-temperature 0.9 --max-new-tokens 384 \
+        --max-answer-tokens 54000000 --max-running-requests 512 \
+        --draft-vocab-size 11776 --sequence-length 2048 --batch-size 16 --micro-batch-size 16 --num-unroll-steps 7 \
+        --epochs 3 --learning-rate 1e-3 --warmup-steps 30 --evaluate-every 400 --checkpoint-every 120 \
         --max-shard-bytes 15000000 --progress plain --stop-after "$seconds" "$@"
     ;;
 pack)
