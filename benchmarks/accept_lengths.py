@@ -1,6 +1,6 @@
 """Accept length, acceptance by position and speed of a draft on sets of prompts, for several shapes of the tree.
 
-    python -m benchmarks.accept_lengths mt_bench.jsonl gsm8k.jsonl --target MODEL.gguf --draft DIR --triple 5/1/6 --triple 6/4/24
+    python -m benchmarks.accept_lengths mt_bench.jsonl gsm8k.jsonl --target MODEL.gguf --triple 5/1/6 --triple 6/4/24
     python -m benchmarks.accept_lengths mt_bench.jsonl ... --batch-size 1          token/s beside plain decoding of the same prompts
     python -m benchmarks.accept_lengths mt_bench.jsonl ... --temperature 1 --noiseless
 
@@ -25,7 +25,7 @@ from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
 from eaglecli.models.draft_loader import LoadedDraft, load_draft
 from eaglecli.models.loader import LoadedTarget, load_target
-from eaglecli.models.model_path import resolve_model_path
+from eaglecli.models.model_path import resolve_draft_path, resolve_model_path
 
 _PAGE_SIZE = 16
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     context = max(len(prompt) for prompts in sets.values() for prompt in prompts) + options.max_new_tokens
     dtype = getattr(torch, options.dtype)
     target = load_target(path, dtype, options.device, context)
-    draft = load_draft(Path(options.draft), target, dtype, options.device, context)
+    draft = load_draft(resolve_draft_path(options.draft), target, dtype, options.device, context)
     shapes = [SpeculationSettings(*map(int, triple.split("/"))) for triple in options.triple]
     if options.batch_size == 1 or options.plain:
         shapes.insert(0, PLAIN)
@@ -69,7 +69,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", type=Path, nargs="+", help="JSONL files of prompts, a set each")
     parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--draft", required=True, help="folder of a draft")
+    parser.add_argument("--draft", default="smollm2-135m", help="folder of a draft")
     parser.add_argument("--triple", action="append", help="steps/topk/draft tokens, repeatable")
     parser.add_argument("--max-new-tokens", type=int, default=256)
     parser.add_argument("--limit", type=int, help="only the first prompts of each set")

@@ -28,7 +28,7 @@ from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.philox import gumbel_noise
 from eaglecli.models.draft_loader import LoadedDraft, load_draft
 from eaglecli.models.loader import LoadedTarget, load_target
-from eaglecli.models.model_path import resolve_model_path
+from eaglecli.models.model_path import resolve_draft_path, resolve_model_path
 from tests.fixtures import write_random_draft
 
 
@@ -77,7 +77,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("input", type=Path, help="JSONL file of prompts")
     parser.add_argument("--target", default="smollm2-135m")
-    parser.add_argument("--draft", default="random", help="folder of a draft, or `random`")
+    parser.add_argument("--draft", default="random", help="folder of a draft, `smollm2-135m` or `random`")
     parser.add_argument("--triple", action="append", help="steps/topk/draft tokens, repeatable")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--limit", type=int, help="only the first prompts")
@@ -94,7 +94,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 def open_draft(options: argparse.Namespace, target: LoadedTarget, dtype: torch.dtype, context: int) -> LoadedDraft:
     """The draft that was named, or a random one."""
     if options.draft != "random":
-        return load_draft(Path(options.draft), target, dtype, options.device, context)
+        return load_draft(resolve_draft_path(options.draft), target, dtype, options.device, context)
     with tempfile.TemporaryDirectory() as folder:
         return load_draft(write_random_draft(target.config, Path(folder)), target, dtype, options.device, context)
 

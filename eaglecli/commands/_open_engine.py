@@ -24,7 +24,7 @@ from eaglecli.models.config import TargetConfig
 from eaglecli.models.draft_fit import DraftFit, check_draft_fit
 from eaglecli.models.draft_loader import LoadedDraft, build_draft
 from eaglecli.models.loader import LoadedTarget, load_target, read_target_description
-from eaglecli.models.model_path import resolve_model_path
+from eaglecli.models.model_path import resolve_draft_path, resolve_model_path
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free: the rest is for weights, the tokenizer and everyone else
 MAX_STOP_IDS = 16
@@ -196,7 +196,7 @@ def find_models(settings: GenerateSettings) -> FoundModels:
 
 
 def _check_draft(settings: GenerateSettings, target_path: Path, config: TargetConfig) -> DraftFit:
-    path = resolve_model_path(str(settings.draft), None, settings.local_files_only)
+    path = resolve_draft_path(str(settings.draft), settings.local_files_only)
     token_map = Path(settings.speculative_token_map) if settings.speculative_token_map else None
     fit = check_draft_fit(path, target_path, config, settings.speculative_algorithm, settings.draft_config_overrides, token_map)
     topk = speculation_of(settings).topk

