@@ -1,7 +1,7 @@
 """The batch engine: requests in, completions out, one iteration of EAGLE for all running rows at a time."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -14,15 +14,18 @@ from eaglecli.engine.graph_capture import capture_sizes, find_capturable_size
 from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
 from eaglecli.engine.graph_sizes import padded_size
 from eaglecli.engine.iteration import Iteration, allocate_buffers, named_tensors
+from eaglecli.engine.logit_adjustments import allocate_adjustments, refuse_sampling
+from eaglecli.engine.logprob_buffers import LogprobBuffers
 from eaglecli.engine.outputs import OutputBuffers
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.prefill import PrefillStage
-from eaglecli.engine.readback import Readback, StepRows, ended, status_of
+from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, status_of
 from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted
 from eaglecli.engine.scheduler import Scheduler, Sequence
 from eaglecli.engine.settings import EngineSettings, check_windows
 from eaglecli.engine.stage_check import CheckedParts, StageCheck, check_stages
+from eaglecli.engine.token_choice import logprob_width
 from eaglecli.kernels.commit_run import Status
 from eaglecli.models.draft_model import DraftModel
 from eaglecli.models.target import TargetModel
@@ -66,7 +69,8 @@ class Engine:
         check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)
         self._scheduler = Scheduler(self._pool, settings.max_running_requests, speculation.lookahead, settings.chunked_prefill_size)
-        self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, self.attention.attend)
+        adjustments = allocate_adjustments(settings, self.vocab_size, device)
+        self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, self.attention.attend, adjustments)
         num_slots = self._pool.num_slots
         num_boundaries = len(draft.tap_boundaries) if draft else 0
         feature_size = target.config.layer.hidden_size * max(num_boundaries, 1)
@@ -79,15 +83,16 @@ class Engine:
             self._drafter = EagleDrafter(draft, draft_cache, self._state, speculation, settings.same_noise_drafting)
             self._caches["the draft's cache"] = draft_cache
         run_width = speculation.num_steps + 1
-        buffers = allocate_buffers(
-            max(settings.graph_sizes + (settings.max_running_requests,)), speculation, feature_size, self._state.dummy_row, dtype, device
-        )
+        logprob_columns = logprob_width(settings.max_logprobs, run_width)
+        max_size = max(settings.graph_sizes + (settings.max_running_requests,))
+        buffers = allocate_buffers(max_size, speculation, feature_size, self._state.dummy_row, dtype, device, logprob_columns)
         self._iteration = Iteration(target, self._kv_cache, self._drafter, self._state, buffers, speculation)
         self._static = StaticTensors(self._caches | named_tensors("state", self._state) | named_tensors("buffers", buffers))
         self._runners = [GraphRunner(stage, self._static) for stage in self._iteration.stages]
-        self._prefill = PrefillStage(target, self._kv_cache, self._drafter, self._state, run_width)
-        self._readback = Readback(settings.max_running_requests, run_width, device)
+        self._prefill = PrefillStage(target, self._kv_cache, self._drafter, self._state, run_width, logprob_columns)
+        self._readback = Readback(settings.max_running_requests, run_width, device, logprob_columns)
         self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
+        self._logprobs = LogprobBuffers(settings.max_running_requests, settings.max_logprobs)
         num_rows = settings.max_running_requests
         self._sequences: list[Sequence | None] = [None] * num_rows
         self._owner = np.zeros(num_rows, np.int64)  # generation of each row: grows whenever the row is given back
@@ -96,6 +101,7 @@ class Engine:
         self._caps = np.zeros(num_rows, np.int64)
         self._is_sampled = np.zeros(num_rows, bool)
         self._is_filtered = np.zeros(num_rows, bool)
+        self._is_adjusted = np.zeros(num_rows, bool)
         self._running = np.zeros(0, np.int64)  # rows whose prompt is done
         self._num_iterations_of = np.zeros(num_rows + 1, np.int64)  # by number of requests that ran
 
@@ -116,7 +122,7 @@ class Engine:
             return f"{pages * self._pool.page_size} cache slots are needed, --max-total-tokens gives {given}"
         if len(request.sampling.stop_token_ids) > self.settings.max_stop_ids:
             return f"{len(request.sampling.stop_token_ids)} stop ids are more than the {self.settings.max_stop_ids} that a request may have"
-        return None
+        return refuse_sampling(request.sampling, self.settings, self.vocab_size)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError with the reason when it can never run: see `refusal`."""
@@ -150,19 +156,19 @@ class Engine:
     def step(self) -> list[Completion]:
         """One iteration: schedule, prefill, draft, verify, accept and commit, extend. Returns what the iteration before finished."""
         chunks = self._schedule()
-        sampled, filtered = bool(self._is_sampled.any()), bool(self._is_filtered.any())
-        records = [self._prefill.run(chunks, HostHints(0, sampled, filtered))] if chunks else []
+        asked = self._what_is_asked()
+        records = [self._prefill.run(chunks, HostHints(0, *asked))] if chunks else []
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.is_last], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
         if len(decoded):
             size = self._size_of(len(decoded))
             self._iteration.load_rows(decoded, size)
-            hints = self._hints(decoded, sampled, filtered)
+            hints = HostHints(self._max_length(decoded), *asked)
             self._static.check()
             for stage in self._runners:
                 stage.run(size, hints)
-            records.append(self._iteration.buffers.run.record[: len(decoded)])
+            records.append(self._iteration.buffers.run.host_record(len(decoded)))
             self._in_flight[decoded] += 1
             self.counts.num_iterations += 1
             self._num_iterations_of[len(decoded)] += 1
@@ -187,7 +193,8 @@ class Engine:
     @property
     def widest_hints(self) -> HostHints:
         """Bounds that hold for every batch: what graphs are made for."""
-        return HostHints(self.settings.context_length, any_sampled=True, any_filtered=True)
+        gives_logprobs = self.settings.max_logprobs is not None
+        return HostHints(self.settings.context_length, True, True, self.settings.adjusts_logits, gives_logprobs)
 
     def check_stages(self, num_requests: int, seed: int) -> StageCheck:
         """Run `num_requests` random rows in all the ways that must agree: see `stage_check`. Only when idle; the rows stay as they were."""
@@ -233,6 +240,9 @@ class Engine:
             self._caps[rows] = [sampling.max_new_tokens for sampling in samplings]
             self._is_sampled[rows] = [sampling.temperature > 0 for sampling in samplings]
             self._is_filtered[rows] = [sampling.temperature > 0 and _filters(sampling) for sampling in samplings]
+            self._is_adjusted[rows] = [sampling.adjusts_logits for sampling in samplings]
+            for sequence in admitted:
+                self._logprobs.reset(sequence.row, sequence.request.sampling.logprobs)
             write_admitted(self._state, admitted, self.settings.page_size)
         chunks = self._scheduler.next_chunks()
         started = [chunk.sequence.row for chunk in chunks if chunk.is_last]
@@ -250,10 +260,16 @@ class Engine:
         rows = self._running
         return rows[self._outputs.num_tokens[rows] + self._in_flight[rows] < self._caps[rows]]
 
-    def _hints(self, rows: np.ndarray, sampled: bool, filtered: bool) -> HostHints:
+    def _what_is_asked(self) -> tuple[bool, bool, bool, bool]:
+        """Whether any row samples, filters, adjusts its logits, wants log-probabilities: the flags of `HostHints`."""
+        flags = (bool(rows.any()) for rows in (self._is_sampled, self._is_filtered, self._is_adjusted))
+        return *flags, self._logprobs.any_wanted  # type: ignore[return-value]
+
+    def _max_length(self, rows: np.ndarray) -> int:
+        """No row has more committed tokens when the iteration to come begins."""
         run_width = self.settings.speculation.num_steps + 1
         known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * run_width
-        return HostHints(int(np.minimum(known, self._prompt_lens[rows] + self._caps[rows]).max()), sampled, filtered)
+        return int(np.minimum(known, self._prompt_lens[rows] + self._caps[rows]).max())
 
     def _collect(self, keep: int) -> list[Completion]:
         """Take the records of all iterations but the last `keep`."""
@@ -261,11 +277,14 @@ class Engine:
         while (result := self._readback.take(keep)) is not None:
             rows = result.rows
             num_prefilled = len(rows.prefilled)
-            completions += self._take_record(rows.prefilled, rows.prefilled_owner, result.record[:num_prefilled], is_verify=False)
-            completions += self._take_record(rows.decoded, rows.decoded_owner, result.record[num_prefilled:], is_verify=True)
+            first, later = result.split(num_prefilled)
+            completions += self._take_record(rows.prefilled, rows.prefilled_owner, *first, is_verify=False)
+            completions += self._take_record(rows.decoded, rows.decoded_owner, *later, is_verify=True)
         return completions
 
-    def _take_record(self, rows: np.ndarray, owner: np.ndarray, record: np.ndarray, is_verify: bool) -> list[Completion]:
+    def _take_record(
+        self, rows: np.ndarray, owner: np.ndarray, record: np.ndarray, logprobs: np.ndarray, is_verify: bool
+    ) -> list[Completion]:
         """Append one record to the outputs, and finish the requests that ended in it."""
         current = self._owner[rows] == owner
         if is_verify:
@@ -274,6 +293,8 @@ class Engine:
         rows, record = rows[current], record[current]
         self._in_flight[rows] -= 1
         self._outputs.add(rows, record, is_verify)
+        if self._logprobs.any_wanted:
+            self._logprobs.add(rows, logprobs[current], emitted_of(record))
         if not is_verify:
             now = perf_counter()
             for row in rows:
@@ -289,9 +310,10 @@ class Engine:
         }
         nodes_per_step = self.settings.speculation.num_draft_tokens - 1
         completion = self._outputs.completion(row, sequence.request, status, nodes_per_step, times)
+        completion = replace(completion, logprobs=self._logprobs.take(row, len(completion.output_ids)))
         self._owner[row] += 1
         self._sequences[row] = None
-        self._is_sampled[row] = self._is_filtered[row] = False
+        self._is_sampled[row] = self._is_filtered[row] = self._is_adjusted[row] = False
         self._running = self._running[self._running != row]
         self._scheduler.release(sequence)
         return completion

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
-from eaglecli.engine.row_state import Batch, HostHints, RowState, to_device
+from eaglecli.engine.row_state import Batch, HostHints, RowState
 from eaglecli.engine.settings import SpeculationSettings
+from eaglecli.engine.staging import to_device
 from eaglecli.engine.verify import CommittedRun, accept_and_commit, verify_tree
 from eaglecli.kernels.build_tree import DraftTree
 from eaglecli.kernels.live_rows import live_rows
@@ -45,7 +46,13 @@ class Stage:
 
 
 def allocate_buffers(
-    max_requests: int, speculation: SpeculationSettings, feature_size: int, dummy_row: int, dtype: torch.dtype, device: torch.device
+    max_requests: int,
+    speculation: SpeculationSettings,
+    feature_size: int,
+    dummy_row: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    logprob_width: int = 0,
 ) -> IterationBuffers:
     """All rows the dummy row, all trees roots of token 0."""
     num_nodes, width = speculation.num_draft_tokens, speculation.num_steps + 1
@@ -66,6 +73,7 @@ def allocate_buffers(
             base_lengths=zeros(),
             extend_lens=zeros(),
             record=zeros(width + 3),
+            logprobs=zeros(logprob_width),
         ),
     )
 

@@ -10,8 +10,10 @@ import numpy as np
 import torch
 
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
-from eaglecli.engine.row_state import Batch, HostHints, RowState, to_device
+from eaglecli.engine.row_state import Batch, HostHints, RowState
 from eaglecli.engine.scheduler import PrefillChunk
+from eaglecli.engine.staging import to_device
+from eaglecli.engine.token_choice import adjusted_logits, count_output, record_logprobs
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.choose_tokens import choose_tokens
 from eaglecli.kernels.commit_run import commit_run, empty_outputs
@@ -78,15 +80,18 @@ def pack_chunks(chunks: list[PrefillChunk], state: RowState) -> PrefillBatch:
 class PrefillStage:
     """Runs packed chunks; returns the record of the rows whose first token came out."""
 
-    def __init__(self, target: TargetModel, kv_cache: torch.Tensor, drafter: Drafter, state: RowState, run_width: int) -> None:
+    def __init__(
+        self, target: TargetModel, kv_cache: torch.Tensor, drafter: Drafter, state: RowState, run_width: int, logprob_width: int
+    ) -> None:
         self._target = target
         self._kv_cache = kv_cache
         self._drafter = drafter
         self._state = state
         self._run_width = run_width
+        self._logprob_width = logprob_width
 
     def run(self, chunks: list[PrefillChunk], hints: HostHints) -> torch.Tensor:
-        """int32 [E, run_width + 3]: see `commit_run.RunOutputs`, one row for each chunk that ends its prompt, in order."""
+        """int32 [E, logprob_width + run_width + 3]: see `readback.StepResult`, one row for each chunk that ends its prompt, in order."""
         packed = pack_chunks(chunks, self._state)
         output = self._target.forward(
             packed.input_ids, packed.attention.positions, self._kv_cache, packed.attention, self._drafter.tap_boundaries
@@ -102,7 +107,14 @@ class PrefillStage:
     def _choose_first(self, finishing: Batch, hidden: torch.Tensor, prompt_lens: torch.Tensor) -> torch.Tensor:
         """Choose the first token of the output from the prompt's last logits and commit it."""
         state = self._state
-        token = choose_tokens(self._target.logits(hidden), state.sampling(finishing, 1), prompt_lens)
+        logits = self._target.logits(hidden)
+        scores = adjusted_logits(state, finishing, logits, prompt_lens, None)
+        token = choose_tokens(scores, state.sampling(finishing, 1), prompt_lens)
         outputs = empty_outputs(len(finishing), 0, self._run_width, token.device)
         commit_run(state.progress, finishing.rows, prompt_lens - 1, token[:, None], None, None, outputs)
-        return outputs.record
+        count_output(state, finishing, outputs.record)
+        if not self._logprob_width:
+            return outputs.record
+        logprobs = torch.empty(len(finishing), self._logprob_width, dtype=torch.int32, device=token.device)
+        record_logprobs(state, finishing, logits, outputs, logprobs)
+        return torch.cat([logprobs, outputs.record], dim=1)

@@ -24,25 +24,32 @@ class StepRows:
 
 @dataclass(frozen=True, eq=False)
 class StepResult:
-    """An iteration's record on the host: int32 [E + B, W + 3], see `commit_run.RunOutputs`."""
+    """An iteration's record on the host: int32 [E + B, W + 3], see `commit_run.RunOutputs`; before it, what `token_logprobs` wrote."""
 
     rows: StepRows
     record: np.ndarray
+    logprobs: np.ndarray  # int32 [E + B, logprob_width]
+
+    def split(self, num_prefilled: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+        """(record, log-probabilities) of the first tokens, then of the verify."""
+        first = self.record[:num_prefilled], self.logprobs[:num_prefilled]
+        return first, (self.record[num_prefilled:], self.logprobs[num_prefilled:])
 
 
 class Readback:
     """Ring of two. `put` enqueues the copy; `take` waits for the oldest and returns it while more than `keep` are pending."""
 
-    def __init__(self, num_rows: int, run_width: int, device: torch.device) -> None:
+    def __init__(self, num_rows: int, run_width: int, device: torch.device, logprob_width: int = 0) -> None:
         self._is_cuda = device.type == "cuda"
-        shape = (2 * num_rows, run_width + 3)
+        self._logprob_width = logprob_width
+        shape = (2 * num_rows, logprob_width + run_width + 3)
         self._buffers = [torch.empty(shape, dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(2)]
         self._events = [torch.cuda.Event() for _ in range(2)] if self._is_cuda else [None, None]
         self._pending: deque[tuple[StepRows, torch.Tensor, torch.cuda.Event | None]] = deque()
         self._num_puts = 0
 
     def put(self, rows: StepRows, records: list[torch.Tensor]) -> None:
-        """Enqueue one iteration's records: int32 [n, run_width + 3] each. At most one earlier iteration may be pending."""
+        """Enqueue one iteration's records: int32 [n, logprob_width + run_width + 3] each. At most one earlier iteration may be pending."""
         record = records[0] if len(records) == 1 else torch.cat(records)
         staged = self._buffers[self._num_puts % 2][: record.shape[0]]
         staged.copy_(record, non_blocking=True)
@@ -59,12 +66,18 @@ class Readback:
         rows, staged, event = self._pending.popleft()
         if event is not None:
             event.synchronize()
-        return StepResult(rows, staged.numpy().copy())
+        record = staged.numpy().copy()
+        return StepResult(rows, record[:, self._logprob_width :], record[:, : self._logprob_width])
 
 
 def status_of(record: np.ndarray) -> np.ndarray:
     """int32 [B]: the status column of a record."""
     return record[:, -1]
+
+
+def emitted_of(record: np.ndarray) -> np.ndarray:
+    """int32 [B]: how many tokens of each run belong to the output."""
+    return record[:, -2]
 
 
 def ended(record: np.ndarray) -> np.ndarray:

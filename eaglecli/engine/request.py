@@ -15,6 +15,11 @@ class SamplingParams:
 
     `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. `stop_token_ids` holds end-of-text ids and
     the request's own stop ids alike: the engine treats both the same.
+
+    Penalties and bias change the logits before temperature and filters. `repetition_penalty` looks at prompt and output, as in
+    transformers; `presence_penalty` and `frequency_penalty` at the output alone, as in OpenAI's API. `logit_bias` holds (token id,
+    bias) pairs. None of `stop_token_ids` is chosen before the output has `min_new_tokens` tokens. `logprobs` None asks for none, k
+    for those of each token and of the k most probable ones at its place, by the model's own law: before bias, penalties, temperature.
     """
 
     temperature: float = 0.0
@@ -24,6 +29,18 @@ class SamplingParams:
     seed: int = 0
     max_new_tokens: int = 512
     stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    min_new_tokens: int = 0
+    logprobs: int | None = None
+
+    @property
+    def adjusts_logits(self) -> bool:
+        """Whether tokens are chosen from anything but the model's own logits."""
+        penalties = self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+        return penalties or bool(self.logit_bias) or (self.min_new_tokens > 0 and bool(self.stop_token_ids))
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +51,15 @@ class Request:
     prompt_ids: np.ndarray  # int32 [prompt_len], prompt_len >= 1
     sampling: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0  # number of this copy when one prompt is sampled several times
+
+
+@dataclass(frozen=True, eq=False)
+class TokenLogprobs:
+    """Log-probabilities of the n tokens of an output, and of the k most probable tokens at each of their places, best first."""
+
+    chosen: np.ndarray  # float32 [n]
+    top_ids: np.ndarray  # int32 [n, k]
+    top_values: np.ndarray  # float32 [n, k]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +79,7 @@ class Completion:
     num_proposed_drafts: int = 0  # tree nodes, the root not counted
     num_cut_tokens: int = 0
     accept_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int16))  # [num_verify_steps] drafts accepted by each step
+    logprobs: TokenLogprobs | None = None  # None when the request asks for none
     queue_s: float = 0.0
     ttft_s: float = 0.0
     e2e_s: float = 0.0

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from eaglecli.engine.logit_adjustments import write_adjustments
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.scheduler import Sequence
 from eaglecli.engine.settings import EngineSettings
+from eaglecli.engine.staging import to_device
+from eaglecli.kernels.adjust_logits import AdjustmentTensors
 from eaglecli.kernels.attention_inputs import AttentionFunction
 from eaglecli.kernels.choose_tokens import SamplingTensors
 from eaglecli.kernels.commit_run import RowProgress
@@ -27,6 +30,8 @@ class HostHints:
     max_length: int  # no row has more committed tokens
     any_sampled: bool
     any_filtered: bool
+    any_adjusted: bool = False  # penalties, bias or a least length
+    any_logprobs: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +66,8 @@ class RowState:
     draft_hidden: torch.Tensor  # [R, H] left by the last extend: what the draft's next step starts from
     draft_log_q: torch.Tensor  # float32 [R, K] and its best tokens
     draft_token: torch.Tensor  # int64 [R, K]
+    adjustments: AdjustmentTensors | None  # None: no request may ask for any
+    wants_logprobs: torch.Tensor | None  # bool [R]; None: no request may want them
 
     @property
     def dummy_row(self) -> int:
@@ -101,7 +108,12 @@ class RowState:
 
 
 def allocate_row_state(
-    settings: EngineSettings, draft_hidden_size: int, dtype: torch.dtype, device: torch.device, attend: AttentionFunction
+    settings: EngineSettings,
+    draft_hidden_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    attend: AttentionFunction,
+    adjustments: AdjustmentTensors | None = None,
 ) -> RowState:
     """Empty rows: all finished, all slots the dummy slot."""
     num_rows = settings.max_running_requests + 1
@@ -127,6 +139,8 @@ def allocate_row_state(
         draft_hidden=zeros(draft_hidden_size, dtype=dtype),
         draft_log_q=zeros(settings.speculation.topk, dtype=torch.float32),
         draft_token=zeros(settings.speculation.topk, dtype=torch.int64),
+        adjustments=adjustments,
+        wants_logprobs=None if settings.max_logprobs is None else zeros(dtype=torch.bool),
     )
 
 
@@ -159,9 +173,7 @@ def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) ->
     state.stop_ids[rows] = integers_d[:, 5:]
     state.temperature[rows], state.top_p[rows], state.min_p[rows] = floats_d.unbind(1)
     state.lengths[rows] = 0
-
-
-def to_device(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    """Copy a host array without waiting for the device (the pinned allocator keeps the source alive until the copy is done)."""
-    tensor = torch.from_numpy(array)
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+    if state.adjustments is not None:
+        write_adjustments(state.adjustments, admitted)
+    if state.wants_logprobs is not None:
+        state.wants_logprobs[rows] = to_device(np.array([s.request.sampling.logprobs is not None for s in admitted]), device)

@@ -63,6 +63,7 @@ def check_windows(whose: str, windows: Sequence[int | None], speculation: Specul
         )
 
 
+MAX_LOGPROBS = 20  # as OpenAI's API allows
 PLAIN = SpeculationSettings(num_steps=0, topk=1, num_draft_tokens=1)
 
 
@@ -80,6 +81,8 @@ class EngineSettings:
     pads_to_graph_sizes: bool = True  # False: only a batch of exactly such a size runs at it, by graph; all others eagerly
     speculation: SpeculationSettings = PLAIN
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
+    adjusts_logits: bool = False  # requests may ask for penalties, bias and a least length: two tables of [rows, vocabulary] more
+    max_logprobs: int | None = None  # most alternatives a request may ask log-probabilities of; None: no log-probabilities at all
 
     def __post_init__(self) -> None:
         for flag in ("context_length", "max_total_tokens", "max_running_requests", "page_size", "chunked_prefill_size"):
@@ -87,6 +90,8 @@ class EngineSettings:
                 raise UserError(f"--{flag.replace('_', '-')} {getattr(self, flag)} must be at least 1")
         if list(self.graph_sizes) != sorted(set(self.graph_sizes)) or min(self.graph_sizes, default=1) < 1:
             raise UserError(f"--cuda-graph-bs {self.graph_sizes} must be ascending batch sizes of at least 1")
+        if self.max_logprobs is not None and not 0 <= self.max_logprobs <= MAX_LOGPROBS:
+            raise UserError(f"--logprobs {self.max_logprobs} must be from 0 to {MAX_LOGPROBS}")
 
     @property
     def num_pages(self) -> int:

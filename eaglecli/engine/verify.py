@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from eaglecli.engine.row_state import Batch, RowState
+from eaglecli.engine.token_choice import adjusted_logits, count_output, record_logprobs
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.build_tree import DraftTree
 from eaglecli.kernels.choose_tokens import choose_tokens
@@ -19,6 +20,7 @@ class VerifiedTree:
 
     chosen: torch.Tensor  # int64 [B, N]
     allowed: torch.Tensor  # bool [B, N]
+    logits: torch.Tensor  # [B * N, V] as the target gave them
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +33,12 @@ class CommittedRun:
     base_lengths: torch.Tensor  # int32 [B] lengths before the run
     extend_lens: torch.Tensor  # int32 [B] tokens of the run the draft must see: accepted + 1, or 0 for rows that do not go on
     record: torch.Tensor  # int32 [B, S + 4], see `commit_run.RunOutputs`
+    logprobs: torch.Tensor  # int32 [B, (S + 1) * columns], see `token_logprobs`; no columns unless the engine gives log-probabilities
+
+    def host_record(self, num_requests: int) -> torch.Tensor:
+        """int32 [num_requests, ...]: what the host reads of the first requests, in one piece; see `readback.StepResult`."""
+        record, logprobs = self.record[:num_requests], self.logprobs[:num_requests]
+        return torch.cat([logprobs, record], dim=1) if logprobs.shape[1] else record
 
 
 def verify_tree(
@@ -62,11 +70,15 @@ def verify_tree(
         attend=state.attend,
     )
     output = target.forward(tree.tokens.flatten(), nodes.positions, kv_cache, inputs, tap_boundaries, run.features.flatten(0, 1))
-    chosen = choose_tokens(target.logits(output.hidden), state.sampling(batch, num_nodes), nodes.choice_positions)
-    return VerifiedTree(chosen.view_as(tree.tokens), nodes.allowed)
+    logits = target.logits(output.hidden)
+    scores = adjusted_logits(state, batch, logits, nodes.choice_positions, tree)
+    chosen = choose_tokens(scores, state.sampling(batch, num_nodes), nodes.choice_positions)
+    return VerifiedTree(chosen.view_as(tree.tokens), nodes.allowed, logits)
 
 
 def accept_and_commit(state: RowState, batch: Batch, tree: DraftTree, verified: VerifiedTree, run: CommittedRun) -> None:
     """Walk each tree along the target's own tokens, move the accepted nodes' slots to the front of the tail, commit the run."""
     outputs = RunOutputs(run.tokens, run.path, run.extend_lens, run.record)
     commit_run(state.progress, batch.rows, run.base_lengths, verified.chosen, tree, verified.allowed, outputs)
+    count_output(state, batch, run.record)
+    record_logprobs(state, batch, verified.logits, outputs, run.logprobs)
