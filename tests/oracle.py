@@ -16,12 +16,16 @@ No pages, graphs, chunks, batches or caches: every number comes from a full caus
   cut, after the first stop id or at the cap. Accept counts are taken before the cut.
 - Choosing (design 3): greedy = lowest-id arg-max; sampled = temperature, top-k, top-p, min-p, then Gumbel-max with Philox4x32-10 noise
   keyed by (seed, sample, absolute position of the chosen token, token id). Draws below 2^-8 use the series, none exceeds 1 - 2^-24.
+- Before all that the logits are adjusted by what came before the chosen token: bias, repetition penalty (prompt and output), frequency
+  and presence penalty (output), stop ids barred while the output is shorter than its least length. Log-probabilities are of the
+  logits before any of it.
 
 Notation: n tokens, H hidden size, F feature width, V target and Vd draft vocabulary. All tensors are float32 on the CPU.
 """
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -68,6 +72,23 @@ def gumbel_noise(seed: int, sample: int, position: int, token_ids: np.ndarray) -
     counter = [ids >> np.uint64(2), same * np.uint64(position), same * np.uint64(sample), same * np.uint64(0)]
     words = philox4x32(counter, (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF))
     return gumbel_from_bits(np.choose((ids & np.uint64(3)).astype(np.int64), words))
+
+
+def adjust(logits: torch.Tensor, sampling: SamplingParams, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
+    """What the token after `prompt` and `output` is chosen from: float32 [V], one token at a time."""
+    scores = logits.to(torch.float32).clone()
+    for token, bias in sampling.logit_bias:
+        scores[token] += bias
+    for token in {*prompt, *output}:
+        penalty = sampling.repetition_penalty
+        scores[token] = scores[token] / penalty if scores[token] > 0 else scores[token] * penalty
+    for token, count in Counter(output).items():
+        scores[token] -= sampling.frequency_penalty * count
+        scores[token] -= sampling.presence_penalty
+    if len(output) < sampling.min_new_tokens:
+        for token in sampling.stop_token_ids:
+            scores[token] = -math.inf
+    return scores
 
 
 def choice_scores(logits: torch.Tensor, sampling: SamplingParams, sample: int, position: int) -> np.ndarray:
@@ -194,6 +215,7 @@ class OracleResult:
     finish_reason: str = "length"
     accept_counts: list[int] = field(default_factory=list)
     trees: list[OracleTree] = field(default_factory=list)
+    logprobs: list[torch.Tensor] = field(default_factory=list)  # of `generate_plain`: float32 [V] at each output token
 
     def accepted_at_depth(self, num_steps: int) -> list[int]:
         """Verify steps that accepted a draft at depth 1, 2, ..., num_steps."""
@@ -221,19 +243,24 @@ def generate_plain(target: Target, prompt_ids: Sequence[int], sampling: Sampling
     forward, result = as_function(target, ()), OracleResult()
     ids = [int(token) for token in prompt_ids]
     while True:
-        token = choose_token(forward(ids)[0][-1], sampling, sample, len(ids))
+        logits = forward(ids)[0][-1]
+        result.logprobs.append(logits.to(torch.float32).log_softmax(-1))
+        token = choose_token(adjust(logits, sampling, prompt_ids, result.output_ids), sampling, sample, len(ids))
         ids.append(token)
         if emit(result, [token], sampling):
             return result
 
 
-def walk(forward: LogitsAndFeatures, tree: OracleTree, ids: list[int], limit: int, sampling: SamplingParams, sample: int) -> list[int]:
+def walk(
+    forward: LogitsAndFeatures, tree: OracleTree, prompt: list[int], output: list[int], sampling: SamplingParams, sample: int
+) -> list[int]:
     """Emitted tokens of one verify step: accepted drafts, then the last chosen token."""
     emitted: list[int] = []
-    node = 0
+    node, limit = 0, len(prompt) + sampling.max_new_tokens
     while True:
-        position = len(ids) + len(emitted)
-        token = choose_token(forward(ids + emitted)[0][-1], sampling, sample, position)
+        position = len(prompt) + len(output) + len(emitted)
+        logits = forward(prompt + output + emitted)[0][-1]
+        token = choose_token(adjust(logits, sampling, prompt, output + emitted), sampling, sample, position)
         emitted.append(token)
         children = [child for child, parent in enumerate(tree.parents) if parent == node and tree.tokens[child] == token]
         if not children or position >= limit:
@@ -256,13 +283,13 @@ def generate_eagle(
     forward, result = as_function(target, draft.tap_boundaries), OracleResult()
     rule = DraftRule(num_steps, topk, sampling if same_noise else None, sample)
     prompt = [int(token) for token in prompt_ids]
-    limit = len(prompt) + sampling.max_new_tokens
-    ended = emit(result, [choose_token(forward(prompt)[0][-1], sampling, sample, len(prompt))], sampling)
+    first = adjust(forward(prompt)[0][-1], sampling, prompt, [])
+    ended = emit(result, [choose_token(first, sampling, sample, len(prompt))], sampling)
     while not ended:
         ids = prompt + result.output_ids
         hidden = draft.fuse(forward(ids[:-1])[1])
         tree = keep_nodes(grow_pool(draft, ids[1:], hidden, rule), ids[-1], num_draft_tokens)
-        emitted = walk(forward, tree, ids, limit, sampling, sample)
+        emitted = walk(forward, tree, prompt, result.output_ids, sampling, sample)
         result.trees.append(tree)
         result.accept_counts.append(len(emitted) - 1)
         ended = emit(result, emitted, sampling)

@@ -24,6 +24,7 @@ from eaglecli.engine.graph_runner import GraphRunner
 from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.row_state import HostHints, RowState
 from eaglecli.engine.settings import EngineSettings
+from eaglecli.kernels.adjust_logits import AdjustmentTensors
 
 _NUM_ITERATIONS = 2
 _MAX_CACHE_SLOTS = 2048  # of all rows together, if that gives each of them enough: what is copied and compared stays small
@@ -292,6 +293,27 @@ def _write_rows(
         tensor = getattr(state, name)
         tensor[index] = torch.from_numpy(np.ascontiguousarray(value)).to(tensor.device, tensor.dtype)
     state.stop_ids[index] = -1
+    if state.adjustments is not None:
+        _write_random_adjustments(state.adjustments, index, lengths, random)
+    if state.wants_logprobs is not None:
+        state.wants_logprobs[index] = torch.from_numpy(random.random(count) < 0.5).to(index.device)
+
+
+def _write_random_adjustments(tables: AdjustmentTensors, rows: torch.Tensor, lengths: np.ndarray, random: np.random.Generator) -> None:
+    """Half of the rows ask for all of it; a tenth of the vocabulary has occurred."""
+    count, vocab_size = len(lengths), tables.counts.shape[1]
+    values = {
+        "is_adjusted": random.random(count) < 0.5,
+        "repetition_penalty": random.uniform(0.7, 1.5, count),
+        "presence_penalty": random.uniform(-1, 1, count),
+        "frequency_penalty": random.uniform(-1, 1, count),
+        "min_until": lengths + random.integers(0, 4, count),
+        "counts": np.where(random.random((count, vocab_size)) < 0.1, random.integers(1, 5, (count, vocab_size)), 0),
+        "bias": np.where(random.random((count, vocab_size)) < 0.05, random.uniform(-4, 4, (count, vocab_size)), 0.0),
+    }
+    for name, value in values.items():
+        tensor = getattr(tables, name)
+        tensor[rows] = torch.from_numpy(value).to(tensor.device, tensor.dtype)
 
 
 def _spoil(tensor: torch.Tensor, where: torch.Tensor | slice) -> None:

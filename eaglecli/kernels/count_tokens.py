@@ -17,12 +17,12 @@ def _count_tokens_kernel(rows_ptr, record_ptr, is_adjusted_ptr, counts_ptr, voca
     batch_row = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + batch_row).to(tl.int64)
     record_ptr += batch_row * (RUN_WIDTH + 3)
-    num_emitted = tl.load(record_ptr + RUN_WIDTH + 1)
-    step = tl.arange(0, STEP_BLOCK)
-    is_counted = (step < num_emitted) & (step < RUN_WIDTH) & (tl.load(is_adjusted_ptr + row) != 0)
-    token = tl.load(record_ptr + step, mask=is_counted, other=0)
-    # atomic: a run may hold one token twice
-    tl.atomic_add(counts_ptr + row * vocab_size + token, tl.full([STEP_BLOCK], 2, tl.int32), mask=is_counted)
+    if tl.load(is_adjusted_ptr + row) != 0:
+        num_emitted = tl.load(record_ptr + RUN_WIDTH + 1)
+        step = tl.arange(0, STEP_BLOCK)
+        token = tl.load(record_ptr + step, mask=step < num_emitted, other=0)
+        # atomic: a run may hold one token twice
+        tl.atomic_add(counts_ptr + row * vocab_size + token, tl.full([STEP_BLOCK], 2, tl.int32), mask=step < num_emitted)
 
 
 def count_tokens_triton(adjustments: AdjustmentTensors, rows: torch.Tensor, record: torch.Tensor) -> None:
