@@ -50,6 +50,7 @@ ALIASES = {
     "output-path": "output",
     "seed": "random-seed",
     "max-tokens": "max-new-tokens",
+    "min-tokens": "min-new-tokens",
     "max-model-len": "context-length",
     "max-num-seqs": "max-running-requests",
     "block-size": "page-size",
@@ -330,10 +331,41 @@ def generate(
     top_p: Annotated[float, _option(SAMPLING, "Nucleus: 0 < p <= 1.", "--top-p", default="1")] = 1.0,
     top_k: Annotated[int, _option(SAMPLING, "Candidates kept; -1 keeps all.", "--top-k", default="-1")] = -1,
     min_p: Annotated[float, _option(SAMPLING, "Least share of the best candidate's probability.", "--min-p", default="0")] = 0.0,
+    repetition_penalty: Annotated[
+        float,
+        _option(
+            SAMPLING,
+            "Above 1: fewer tokens of prompt and answer again.",
+            "--repetition-penalty",
+            default="1, or the model's generation_config if that samples",
+        ),
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, _option(SAMPLING, "Taken from the logits of tokens that the answer has: -2 to 2.", "--presence-penalty", default="0")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, _option(SAMPLING, "The same, for each time they occur: -2 to 2.", "--frequency-penalty", default="0")
+    ] = 0.0,
+    logit_bias: Annotated[
+        str | None, _option(SAMPLING, "Added to logits: '{\"42\": -100}', -100 to 100.", "--logit-bias", metavar="JSON")
+    ] = None,
     random_seed: Annotated[int, _option(SAMPLING, "Seed of the run; each record's own follows from it.", "--random-seed", default="0")] = 0,
     max_new_tokens: Annotated[
         int, _option(SAMPLING, "Longest answer in tokens.", "--max-new-tokens", default="512, or the room left")
     ] = 512,
+    min_new_tokens: Annotated[
+        int, _option(SAMPLING, "No end-of-text or stop token before the answer has so many.", "--min-new-tokens", default="0")
+    ] = 0,
+    logprobs: Annotated[
+        int | None,
+        _option(
+            SAMPLING,
+            "Log-probability of each token and of the K most probable ones: 0 to 20.",
+            "--logprobs",
+            metavar="K",
+            default="none",
+        ),
+    ] = None,
     stop_token_ids: Annotated[
         list[str] | None, _option(SAMPLING, "Token ids that end an answer too (repeat, or 1,2).", "--stop-token-ids", metavar="IDS")
     ] = None,

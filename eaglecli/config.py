@@ -26,6 +26,8 @@ INPUT_FORMATS = (
 )
 GRAPH_SETTINGS = ("cuda_graph_bs", "cuda_graph_max_bs", "disable_cuda_graph_padding")
 ATTENTION_BACKENDS = ("torch", "triton")
+MODELS_OWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # taken from a generation_config that samples
+MAX_LOGPROBS, MAX_LOGIT_BIAS = 20, 100  # as in OpenAI's API
 DEFAULT_NUM_STEPS, DEFAULT_TOPK, DEFAULT_TREE_TOKENS = 5, 1, 8
 
 Check = Callable[[Any], Any]
@@ -42,10 +44,11 @@ def _number(low: float, high: float = math.inf, above_low: bool = False) -> Chec
     return check
 
 
-def _integer(low: int) -> Check:
+def _integer(low: int, high: int | None = None) -> Check:
     def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ValueError(f"must be an integer of at least {low}, not {_shown(value)}")
+        if isinstance(value, bool) or not isinstance(value, int) or value < low or (high is not None and value > high):
+            limit = f"of at least {low}" if high is None else f"from {low} to {high}"
+            raise ValueError(f"must be an integer {limit}, not {_shown(value)}")
         return value
 
     return check
@@ -121,6 +124,29 @@ def normalize_stop_token_ids(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(items))
 
 
+def normalize_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """(token id, bias) pairs by id, from an object of them, JSON text of one, or the pairs themselves."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = None
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list | tuple) or any(not isinstance(pair, list | tuple) or len(pair) != 2 for pair in pairs):
+        raise ValueError('must be an object of token ids and numbers, as {"42": -100}')
+    check_bias = _number(-MAX_LOGIT_BIAS, MAX_LOGIT_BIAS)
+    found: dict[int, float] = {}
+    for token, bias in pairs:
+        number = int(token) if isinstance(token, str) and token.isascii() and token.isdecimal() else token
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ValueError(f"must name token ids (integers of at least 0), not {_shown(token)}")
+        try:
+            found[number] = check_bias(bias)
+        except ValueError as error:
+            raise ValueError(f"of token {number} {error}") from None
+    return tuple(sorted(found.items()))
+
+
 def _overrides(value: Any) -> Mapping[str, Any]:
     if isinstance(value, str):
         try:
@@ -141,7 +167,13 @@ SAMPLING_CHECKS: dict[str, Check] = {
     "top_p": _number(0, 1, above_low=True),
     "top_k": _top_k,
     "min_p": _number(0, 1),
+    "repetition_penalty": _number(0, above_low=True),
+    "presence_penalty": _number(-2, 2),
+    "frequency_penalty": _number(-2, 2),
+    "logit_bias": normalize_logit_bias,
     "max_new_tokens": _integer(1),
+    "min_new_tokens": _integer(0),
+    "logprobs": _integer(0, MAX_LOGPROBS),
 }
 
 
@@ -193,8 +225,14 @@ class GenerateSettings:
     top_p: float = _setting(SAMPLING_CHECKS["top_p"], 1.0)
     top_k: int = _setting(SAMPLING_CHECKS["top_k"], -1)
     min_p: float = _setting(SAMPLING_CHECKS["min_p"], 0.0)
+    repetition_penalty: float = _setting(SAMPLING_CHECKS["repetition_penalty"], 1.0)
+    presence_penalty: float = _setting(SAMPLING_CHECKS["presence_penalty"], 0.0)
+    frequency_penalty: float = _setting(SAMPLING_CHECKS["frequency_penalty"], 0.0)
+    logit_bias: tuple[tuple[int, float], ...] = _setting(SAMPLING_CHECKS["logit_bias"], ())
     random_seed: int = _setting(_integer(0), 0)
     max_new_tokens: int = _setting(SAMPLING_CHECKS["max_new_tokens"], 512)
+    min_new_tokens: int = _setting(SAMPLING_CHECKS["min_new_tokens"], 0)
+    logprobs: int | None = _setting(SAMPLING_CHECKS["logprobs"])
     stop_token_ids: tuple[int, ...] = _setting(normalize_stop_token_ids, ())
     ignore_eos: bool = _setting(_flag, False)
 
@@ -235,9 +273,7 @@ class GenerateSettings:
         """The model's own sampling values under those that the user gave; they count only if it says `do_sample: true`."""
         if generation_config.get("do_sample") is not True:
             return self
-        layer = {
-            name: generation_config[name] for name in ("temperature", "top_p", "top_k", "min_p") if generation_config.get(name) is not None
-        }
+        layer = {name: generation_config[name] for name in MODELS_OWN_SAMPLING if generation_config.get(name) is not None}
         if layer.get("top_k") == 0:
             layer["top_k"] = -1  # transformers' spelling of "the whole vocabulary"
         given = {name: value for name, value in layer.items() if self.origin(name) == DEFAULT}
@@ -363,7 +399,14 @@ def resolve_settings(given: Mapping[str, Any], config: ConfigFile | None, find_d
             if value is not None and name not in values:
                 values[name] = _checked(name, value, f"config file {config.path}" if config else origin)
                 origins[name] = origin
+    _check_lengths(values)
     return GenerateSettings(**values, origins=origins).with_derived(device=device)
+
+
+def _check_lengths(values: Mapping[str, Any]) -> None:
+    least, most = (values.get(name, SETTINGS[name].default) for name in ("min_new_tokens", "max_new_tokens"))
+    if least > most:
+        raise UserError(f"--min-new-tokens {least} is more than --max-new-tokens {most}", "lower the one or raise the other")
 
 
 def _checked(name: str, value: Any, place: str) -> Any:

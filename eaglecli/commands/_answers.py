@@ -6,6 +6,7 @@ import numpy as np
 
 from eaglecli.engine.request import Completion
 from eaglecli.io.accept_statistics import AnswerCounts
+from eaglecli.io.logprob_fields import AnswerLogprobs
 from eaglecli.io.results import Answer, TurnAnswer
 
 
@@ -26,7 +27,15 @@ def build_answer(completions: Sequence[Completion], end_token_ids: tuple[int, ..
         ttft_s=completions[0].ttft_s,
         e2e_s=sum(turn.e2e_s for turn in completions),
         turns=() if len(completions) == 1 else tuple(map(_turn_of, completions)),
+        logprobs=_logprobs_of(completions),
     )
+
+
+def _logprobs_of(completions: Sequence[Completion]) -> AnswerLogprobs | None:
+    given = [turn.logprobs for turn in completions if turn.logprobs is not None]
+    if not given:
+        return None
+    return AnswerLogprobs(*(np.concatenate([getattr(turn, name) for turn in given]) for name in ("chosen", "top_ids", "top_values")))
 
 
 def _turn_of(turn: Completion) -> TurnAnswer:

@@ -123,7 +123,10 @@ def dry_run(report: RunReport, models: FoundModels | None) -> DryRunResult:
 
 def _without_engine(models: FoundModels, settings: GenerateSettings) -> OpenedEngine:
     context_length = models.context_length(settings)
-    return OpenedEngine(NoEngine(), context_length, models.target_config.eos_token_ids, speculation_of(settings), MAX_STOP_IDS, {}, ())
+    config = models.target_config
+    return OpenedEngine(
+        NoEngine(), context_length, config.eos_token_ids, speculation_of(settings), MAX_STOP_IDS, {}, (), vocab_size=config.vocab_size
+    )
 
 
 def _describe_earlier(report: RunReport, models: FoundModels | None) -> tuple[list[str], dict[str, Any]]:

@@ -18,6 +18,7 @@ from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.fingerprint import fingerprint_model
+from eaglecli.io.sampling_options import SamplingNeeds
 from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
 from eaglecli.models.checkpoint import read_json
 from eaglecli.models.config import TargetConfig
@@ -28,6 +29,7 @@ from eaglecli.models.model_path import resolve_draft_path, resolve_model_path
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free: the rest is for weights, the tokenizer and everyone else
 MAX_STOP_IDS = 16
+NO_NEEDS = SamplingNeeds()
 
 
 class RunningEngine(Protocol):
@@ -52,6 +54,7 @@ class OpenedEngine:
     settled: Mapping[str, Any]  # settings that were left open and are now decided (dtype, sizes)
     summary: tuple[str, ...]  # sentences for people
     warnings: tuple[str, ...] = ()
+    vocab_size: int | None = None  # tokens that a logit bias may name; None: it is not known
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +75,7 @@ class ModelSource(Protocol):
 
     def load_tokenizer(self) -> PromptTokenizer: ...
 
-    def open_engine(self, settings: GenerateSettings) -> OpenedEngine: ...
+    def open_engine(self, settings: GenerateSettings, needs: SamplingNeeds) -> OpenedEngine: ...
 
 
 ModelFinder = Callable[[GenerateSettings], ModelSource]
@@ -133,10 +136,11 @@ class FoundModels:
         folder = path.parent if path.suffix == ".json" else path
         return load_tokenizer(folder, self.settings.revision if name else None, self.settings.local_files_only)
 
-    def open_engine(self, settings: GenerateSettings) -> OpenedEngine:
+    def open_engine(self, settings: GenerateSettings, needs: SamplingNeeds = NO_NEEDS) -> OpenedEngine:
+        """Loads the models, captures graphs. The engine can do what `settings` and `needs`, those of the records, ask for."""
         backend = choose_backend(settings)
         no_graphs = why_no_graphs(settings, backend)
-        built = self.build_engine(settings, () if no_graphs else wanted_graph_sizes(settings))
+        built = self.build_engine(settings, () if no_graphs else wanted_graph_sizes(settings), needs)
         engine, draft = built.engine, built.draft
         summary = _summary(settings, built.target, draft)
         if engine.can_capture and engine.settings.graph_sizes:
@@ -152,10 +156,12 @@ class FoundModels:
             settled=_settled(engine, built.target.model.dtype),
             summary=summary,
             warnings=(*(draft.warnings if draft else _idle_speculation(settings)), *idle_graph_settings(settings, backend)),
+            vocab_size=engine.vocab_size,
         )
 
-    def build_engine(self, settings: GenerateSettings, graph_sizes: tuple[int, ...]) -> BuiltEngine:
+    def build_engine(self, settings: GenerateSettings, graph_sizes: tuple[int, ...], needs: SamplingNeeds = NO_NEEDS) -> BuiltEngine:
         """Load the models and make the engine; batches are padded to `graph_sizes`. Raises ModelError and UserError."""
+        needs = needs.and_of(vars(settings))
         device = torch.device(settings.device)
         dtype = run_dtype(settings)
         context_length = self.context_length(settings)
@@ -171,6 +177,8 @@ class FoundModels:
             speculation=speculation_of(settings),
             graph_sizes=graph_sizes,
             pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
+            adjusts_logits=needs.adjusts_logits,
+            max_logprobs=None if needs.max_logprobs is None else min(needs.max_logprobs, target.config.vocab_size),
         )
         engine = Engine(target.model, draft.model if draft else None, engine_settings, choose_backend(settings))
         return BuiltEngine(engine, target, draft)
@@ -189,10 +197,17 @@ def find_models(settings: GenerateSettings) -> FoundModels:
     speculation_of(settings)
     path = resolve_model_path(settings.target, settings.revision, settings.local_files_only)
     config = read_target_description(path)
+    _check_logit_bias(settings, config)
     fit = _check_draft(settings, path, config) if has_draft(settings) else None
     generation_file = (path.parent if path.is_file() else path) / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() and path.suffix != ".gguf" else {}
     return FoundModels(settings, path, config, fit, generation)
+
+
+def _check_logit_bias(settings: GenerateSettings, config: TargetConfig) -> None:
+    unknown = next((token for token, _ in settings.logit_bias if token >= config.vocab_size), None)
+    if unknown is not None:
+        raise UserError(f"--logit-bias names token {unknown}, the target has {config.vocab_size} tokens", "ids count from 0")
 
 
 def _check_draft(settings: GenerateSettings, target_path: Path, config: TargetConfig) -> DraftFit:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 
+from eaglecli.commands._adjustments import describe_adjustments, read_adjustments
 from eaglecli.commands._dialogues import Dialogues
 from eaglecli.commands._open_engine import OpenedEngine
 from eaglecli.config import DEFAULT, GenerateSettings
@@ -37,7 +38,7 @@ class RequestMaker:
         form = "one user message of the chat template" if self.uses_template_for_prompts else "raw text"
         cap = f"at most {settings.max_new_tokens} new tokens" + ("" if settings.origin("max_new_tokens") != DEFAULT else " (default)")
         prompts = f"a `prompt` becomes {form}; " if not scan.is_complete or scan.kinds.get("prompt") else ""
-        sampling = f"temperature {settings.temperature:g}, seed {settings.random_seed}"
+        sampling = f"temperature {settings.temperature:g}, seed {settings.random_seed}" + describe_adjustments(settings)
         return f"{prompts}{cap}, context {self.opened.context_length} tokens, {sampling}"
 
     def prepare(self, record: PromptRecord | RecordError) -> Request | RecordError:
@@ -87,14 +88,16 @@ class RequestMaker:
             raise RecordFault(
                 "bad_option", f"{len(stop_ids)} stop token ids (end of text included) are more than the {self.opened.max_stop_ids} allowed"
             )
+        max_new_tokens = self._max_new_tokens(record, prompt_len)
         return SamplingParams(
             temperature=own.get("temperature", settings.temperature),
             top_p=own.get("top_p", settings.top_p),
             top_k=own.get("top_k", settings.top_k),
             min_p=own.get("min_p", settings.min_p),
             seed=own["seed"] if "seed" in own else request_seed(settings.random_seed, record.key),
-            max_new_tokens=self._max_new_tokens(record, prompt_len),
+            max_new_tokens=max_new_tokens,
             stop_token_ids=stop_ids,
+            **read_adjustments(own, settings, max_new_tokens, self.opened.vocab_size),
         )
 
     def _max_new_tokens(self, record: PromptRecord, prompt_len: int) -> int:

@@ -104,7 +104,7 @@ class Run:
             self.report.generate_s = time.perf_counter() - started
 
     def _open(self, models: ModelSource) -> OpenedEngine:
-        opened = models.open_engine(self.report.settings)
+        opened = models.open_engine(self.report.settings, self.report.scan.needs)
         for line in opened.summary:
             self.console.note(line)
         for line in opened.warnings:

@@ -13,7 +13,7 @@ from eaglecli.commands._input import read_input, select_input
 from eaglecli.commands._open_engine import ModelFinder, find_device, find_models, name_device, speculation_of
 from eaglecli.commands._resume import take_up
 from eaglecli.commands._run import GenerateResult, Run, describe_run
-from eaglecli.config import DEFAULT_CONFIG, GenerateSettings, find_config, read_config, resolve_settings
+from eaglecli.config import DEFAULT_CONFIG, MODELS_OWN_SAMPLING, GenerateSettings, find_config, read_config, resolve_settings
 from eaglecli.errors import ExitCode
 from eaglecli.io.accept_statistics import AcceptTotals
 from eaglecli.io.console import Console
@@ -130,7 +130,7 @@ def _select(settings: GenerateSettings) -> tuple[InputSelection, Path]:
 
 
 def _note_generation_config(settings: GenerateSettings, console: Console) -> None:
-    names = [name for name in ("temperature", "top_p", "top_k", "min_p") if settings.origin(name) == "generation_config"]
+    names = [name for name in MODELS_OWN_SAMPLING if settings.origin(name) == "generation_config"]
     if names:
         values = ", ".join(f"{name} {getattr(settings, name):g}" for name in names)
         console.note(f"the model's generation_config samples: {values} (--temperature 0 is greedy)")

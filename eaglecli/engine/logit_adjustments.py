@@ -67,9 +67,7 @@ def write_adjustments(tables: AdjustmentTensors, admitted: Rows[Sequence]) -> No
     tables.bias[asking_rows] = 0
     prompts = [sequence.row * vocab_size + sequence.request.prompt_ids.astype(np.int64) for sequence in asking]
     tables.counts.view(-1)[to_device(np.concatenate(prompts), device)] = 1
-    biased = [
-        (sequence.row * vocab_size + token, bias) for sequence in asking for token, bias in sequence.request.sampling.logit_bias
-    ]
+    biased = [(sequence.row * vocab_size + token, bias) for sequence in asking for token, bias in sequence.request.sampling.logit_bias]
     if biased:
         places, values = zip(*biased, strict=True)
         tables.bias.view(-1)[to_device(np.array(places, np.int64), device)] = to_device(np.array(values, np.float32), device)

@@ -21,11 +21,7 @@ ASKS_FOR_NOTHING: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "stream": (False,),
     "stop": ([],),
-    "logprobs": (False,),
     "top_logprobs": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
     "response_format": ({"type": "text"},),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
@@ -57,7 +53,7 @@ def read_batch_line(fields: Fields, allow_blank: bool) -> PromptContent:
     if body.get(field) is None:
         there = ", ".join(f"`{str(name)[:40]}`" for name in list(body)[:12]) or "none"
         raise RecordFault("missing_prompt", f"`body` has no `{field}`; the keys there are: {there}")
-    options = _read_body_options({name: value for name, value in body.items() if name != field})
+    options = _read_body_options({name: value for name, value in body.items() if name != field}, is_chat=url == CHAT)
     if url == CHAT:
         return PromptContent(messages=read_messages(body[field], allow_blank), options=options)
     return _read_completion_prompt(body[field], options, allow_blank)
@@ -72,18 +68,33 @@ def _read_completion_prompt(value: Any, options: Mapping[str, Any], allow_blank:
     return PromptContent(text=read_text(text, "prompt", allow_blank), is_raw=True, options=options)
 
 
-def _read_body_options(body: Fields) -> dict[str, Any]:
+def _read_body_options(body: Fields, is_chat: bool) -> dict[str, Any]:
     asked = {name: value for name, value in body.items() if value is not None and name not in WITHOUT_EFFECT and not _is_idle(name, value)}
+    wants_no_logprobs = asked.get("logprobs") is False
+    if wants_no_logprobs:
+        del asked["logprobs"]
+    if is_chat:
+        asked = _with_chat_logprobs(asked)
     unknown = next((name for name in asked if option_name(name) not in RECORD_CHECKS and name != "max_completion_tokens"), None)
     if unknown is not None:
         raise RecordFault("unsupported", f"`{str(unknown)[:40]}` is not supported")
     options = read_options({"max_new_tokens" if name == "max_completion_tokens" else name: value for name, value in asked.items()})
+    if wants_no_logprobs:
+        options["logprobs"] = None  # said, not left out: it stands against a flag
     if options.get("temperature", 0) > MAX_TEMPERATURE:
         raise RecordFault("bad_option", f"`temperature` must be a number from 0 up to {MAX_TEMPERATURE:g}, not {options['temperature']:g}")
     return options
 
 
+def _with_chat_logprobs(asked: dict[str, Any]) -> dict[str, Any]:
+    """Chat asks by `logprobs` true and the number `top_logprobs`; elsewhere `logprobs` is the number. Raises RecordFault."""
+    wanted, number = asked.pop("logprobs", False), asked.pop("top_logprobs", 0)
+    if not isinstance(wanted, bool):
+        raise RecordFault("bad_option", f"`logprobs` must be true or false, not {str(wanted)[:40]}")
+    if number and not wanted:
+        raise RecordFault("bad_option", "`top_logprobs` needs `logprobs` true")
+    return {**asked, "logprobs": number} if wanted else asked
+
+
 def _is_idle(name: str, value: Any) -> bool:
-    return any(value == nothing and type(value) is type(nothing) for nothing in ASKS_FOR_NOTHING.get(name, ())) or (
-        name in ("presence_penalty", "frequency_penalty") and value == 0 and not isinstance(value, bool)
-    )
+    return any(value == nothing and type(value) is type(nothing) for nothing in ASKS_FOR_NOTHING.get(name, ()))

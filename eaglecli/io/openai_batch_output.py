@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglecli.io.line_file import read_in_order, replace_with
+from eaglecli.io.logprob_fields import chat_logprobs, completion_logprobs
 from eaglecli.io.run_directory import BATCH_ERRORS, BATCH_OUTPUT, ERRORS, GENERATIONS
 
 COMPLETIONS_URL = "/v1/completions"
@@ -53,7 +54,9 @@ def _answer(samples: list[dict[str, Any]], model: str, created: int) -> dict[str
 
 def _choice(line: Mapping[str, Any], number: int, is_chat: bool) -> dict[str, Any]:
     said = {"message": {"role": "assistant", "content": line["text"], "refusal": None}} if is_chat else {"text": line["text"]}
-    return {"index": number, **said, "logprobs": None, "finish_reason": line["finish_reason"]}
+    fields = line.get("logprobs")
+    logprobs = None if fields is None else chat_logprobs(fields) if is_chat else completion_logprobs(fields)
+    return {"index": number, **said, "logprobs": logprobs, "finish_reason": line["finish_reason"]}
 
 
 def _failure(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from eaglecli.io.run_directory import GENERATIONS, PARQUET
 
 ROWS_PER_GROUP = 1000
-JSON_COLUMNS = ("id", "stop_reason", "turns", "input")
+JSON_COLUMNS = ("id", "stop_reason", "turns", "logprobs", "input")
 SPEC_COUNTS = ("spec_verify_ct", "spec_num_correct_drafts", "spec_num_proposed_drafts", "spec_num_cut_tokens")
 
 
@@ -47,6 +47,7 @@ def _schema(pa: Any) -> Any:
             "token_ids": pa.list_(pa.int32()),
             "finish_reason": text,
             "stop_reason": text,
+            "logprobs": text,
             "prompt_tokens": whole,
             "completion_tokens": whole,
             "spec": pa.struct({**dict.fromkeys(SPEC_COUNTS, whole), "accept_length": real}),

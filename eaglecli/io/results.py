@@ -12,6 +12,7 @@ import numpy as np
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import AnswerCounts, describe_answer
 from eaglecli.io.line_file import KeptLines, LineFile
+from eaglecli.io.logprob_fields import AnswerLogprobs, TokenTexts, logprob_fields
 from eaglecli.io.records import RecordError, RecordKey
 from eaglecli.io.run_directory import ERRORS, GENERATIONS
 
@@ -23,6 +24,10 @@ class Decoder(Protocol):
 
     def decode(self, token_ids: np.ndarray) -> str:
         """Text of int32 [n] ids."""
+        ...
+
+    def decode_token(self, token_id: int) -> str:
+        """Text of one token alone, control tokens included."""
         ...
 
 
@@ -52,6 +57,7 @@ class Answer:
     ttft_s: float
     e2e_s: float
     turns: tuple[TurnAnswer, ...] = ()  # of a conversation of several turns: `token_ids` holds those of all, the rest is of the last
+    logprobs: AnswerLogprobs | None = None  # of `token_ids`
 
 
 class ResultWriter:
@@ -76,6 +82,7 @@ class ResultWriter:
             reason = error.strerror or str(error)
             raise UserError(f"--output {folder} cannot be written: {reason}", "name another directory with -o") from error
         self._decoder = decoder
+        self._token_texts = None if decoder is None else TokenTexts(decoder.decode_token)
         self._num_steps = num_steps
         self._queue: queue.Queue[Answer | RecordError | None] = queue.Queue(WINDOW)
         self._failure: BaseException | None = None
@@ -144,6 +151,7 @@ class ResultWriter:
             "token_ids": answer.token_ids.tolist(),
             "finish_reason": answer.finish_reason,
             "stop_reason": answer.stop_token_id,
+            **self._logprob_fields(answer),
             "usage": usage,
             "spec": None if self._num_steps is None else describe_answer(answer.counts, self._num_steps),
             "seed": answer.seed,
@@ -151,6 +159,11 @@ class ResultWriter:
             **({"turns": [self._turn_fields(turn) for turn in answer.turns]} if answer.turns else {}),
             **({"url": answer.key.url} if answer.key.url else {}),
         }
+
+    def _logprob_fields(self, answer: Answer) -> dict[str, Any]:
+        if answer.logprobs is None or self._token_texts is None:
+            return {}
+        return {"logprobs": logprob_fields(answer.token_ids, answer.logprobs, self._token_texts)}
 
     def _turn_fields(self, turn: TurnAnswer) -> dict[str, Any]:
         text = self._decoder.decode(text_ids(turn.token_ids, turn.finish_reason, turn.stop_token_id))  # type: ignore[union-attr]

@@ -5,23 +5,23 @@ The same ranges hold for the flags and the config file (`config.py` names the ch
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from eaglecli.config import SAMPLING_CHECKS, normalize_stop_token_ids
+from eaglecli.config import MAX_LOGPROBS, SAMPLING_CHECKS, normalize_stop_token_ids
 from eaglecli.io.record_ids import MAX_SEED
 from eaglecli.io.records import RecordFault
 
-ALIASES = {"max_tokens": "max_new_tokens", "random_seed": "seed"}
+ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "random_seed": "seed"}
 
 # Names under which other engines and APIs take sampling options. A record that carries one wants something that is not
 # done here; leaving it out silently would give text that its author did not ask for.
 UNSUPPORTED = frozenset(
     """n best_of num_return_sequences num_samples use_beam_search num_beams beam_width do_sample
     stop stop_strings stop_sequences stop_regex include_stop_str_in_output no_stop_trim ignore_eos
-    min_new_tokens min_tokens max_completion_tokens max_length min_length
-    repetition_penalty presence_penalty frequency_penalty length_penalty encoder_repetition_penalty no_repeat_ngram_size
-    logit_bias logits_processors logits_processor bad_words bad_words_ids suppress_tokens allowed_token_ids
-    logprobs top_logprobs prompt_logprobs return_logprob logprob_start_len top_logprobs_num
+    max_completion_tokens max_length min_length length_penalty encoder_repetition_penalty no_repeat_ngram_size
+    logits_processors logits_processor bad_words bad_words_ids suppress_tokens allowed_token_ids
+    top_logprobs prompt_logprobs return_logprob logprob_start_len top_logprobs_num
     typical_p top_a tfs top_n_sigma xtc_probability xtc_threshold dry_multiplier mirostat mirostat_mode epsilon_cutoff eta_cutoff
     smoothing_factor dynatemp_range penalty_alpha guidance_scale
     response_format json_schema regex ebnf grammar structural_tag structured_outputs guided_json guided_regex guided_choice guided_grammar
@@ -79,3 +79,29 @@ RECORD_CHECKS: dict[str, Callable[[Any], Any]] = {
     "seed": _check_seed,
     "stop_token_ids": normalize_stop_token_ids,
 }
+
+
+@dataclass(frozen=True)
+class SamplingNeeds:
+    """What must be prepared in an engine before the first request: it costs memory and time, so only what is asked for is."""
+
+    adjusts_logits: bool = False  # penalties, logit bias, a least length
+    max_logprobs: int | None = None  # most alternatives that log-probabilities are asked of
+
+    def and_of(self, options: Mapping[str, Any]) -> "SamplingNeeds":
+        """These needs and those of the options of a record, or of a run's settings by name."""
+        adjusts = self.adjusts_logits or any(options.get(name, nothing) != nothing for name, nothing in ADJUSTING_OPTIONS.items())
+        logprobs = options.get("logprobs")
+        if logprobs is None or (self.max_logprobs is not None and self.max_logprobs >= logprobs):
+            logprobs = self.max_logprobs
+        return self if (adjusts, logprobs) == (self.adjusts_logits, self.max_logprobs) else SamplingNeeds(adjusts, logprobs)
+
+
+ADJUSTING_OPTIONS: Mapping[str, Any] = {
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "logit_bias": (),
+    "min_new_tokens": 0,
+}
+EVERY_NEED = SamplingNeeds(adjusts_logits=True, max_logprobs=MAX_LOGPROBS)  # of a stream, whose records nobody knows yet

@@ -15,6 +15,7 @@ from eaglecli.io.prompts import InputSelection, count_rows, read_prompts
 from eaglecli.io.record_choice import RecordChoice, places_of
 from eaglecli.io.record_ids import IdPlan, IdScan, id_hash
 from eaglecli.io.records import PromptRecord, RecordError
+from eaglecli.io.sampling_options import EVERY_NEED, SamplingNeeds
 
 MAX_NAMED_LINES = 20
 
@@ -32,6 +33,7 @@ class InputScan:
     first_error: RecordError | None
     formats: Mapping[str, str] = field(default_factory=dict)  # what each source is, in words
     is_complete: bool = True  # False while a stream is being read: the counts are those so far
+    needs: SamplingNeeds = field(default_factory=SamplingNeeds)  # of all records; of a stream: whatever may come
 
     @property
     def num_records(self) -> int:
@@ -79,19 +81,30 @@ class _Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     num_bad: int = 0
     first_error: RecordError | None = None
+    needs: SamplingNeeds = field(default_factory=SamplingNeeds)
 
     def add(self, record: PromptRecord | RecordError) -> None:
         if isinstance(record, PromptRecord):
             self.kinds[record.shape] += 1
+            if record.options:
+                self.needs = self.needs.and_of(record.options)
             return
         self.num_bad += 1
         self.first_error = self.first_error or record
 
     def scan(self, ids: IdPlan, repeated_lines: tuple[int, ...], is_complete: bool = True) -> InputScan:
         kinds = dict(self.kinds)
-        sha256 = self.digest.hexdigest()
         return InputScan(
-            sum(kinds.values()), self.num_bad, kinds, sha256, ids, repeated_lines, self.first_error, dict(self.formats), is_complete
+            num_good=sum(kinds.values()),
+            num_bad=self.num_bad,
+            kinds=kinds,
+            sha256=self.digest.hexdigest(),
+            ids=ids,
+            repeated_lines=repeated_lines,
+            first_error=self.first_error,
+            formats=dict(self.formats),
+            is_complete=is_complete,
+            needs=self.needs if is_complete else EVERY_NEED,
         )
 
 

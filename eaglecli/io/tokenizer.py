@@ -127,6 +127,10 @@ class PromptTokenizer:
         """Text of a whole answer; control tokens are left out."""
         return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
+    def decode_token(self, token_id: int) -> str:
+        """Text of one token alone, control tokens included."""
+        return self._tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
     def decode_prompt(self, token_ids: np.ndarray) -> str:
         """Text of a prompt as the model sees it, control tokens included."""
         return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False, clean_up_tokenization_spaces=False)

@@ -80,7 +80,7 @@ class ScriptedModels:
     def load_tokenizer(self):
         return load_tokenizer(self.folder)
 
-    def open_engine(self, settings):
+    def open_engine(self, settings, needs):
         self.on_load()
         return OpenedEngine(ScriptedEngine(self.respond), 512, (END_OF_TURN_ID,), PLAIN, 16, {}, ())
 

@@ -17,7 +17,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture
 def program(pair, tmp_path, monkeypatch):
-    def open_engine(self, settings):
+    def open_engine(self, settings, needs):
         raise AssertionError("weights were read")
 
     monkeypatch.setattr(FoundModels, "open_engine", open_engine)

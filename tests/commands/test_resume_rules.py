@@ -30,7 +30,7 @@ def no_weights(monkeypatch):
     """Reading weights is an error from here on."""
 
     def forbid():
-        def open_engine(self, settings):
+        def open_engine(self, settings, needs):
             raise AssertionError("weights were read")
 
         monkeypatch.setattr(FoundModels, "open_engine", open_engine)

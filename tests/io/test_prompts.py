@@ -90,6 +90,11 @@ def test_offset_and_limit_select_records_and_keep_their_index():
         *[("max_new_tokens", value) for value in (0, 1.5, "9")],
         *[("seed", value) for value in (-1, 2**63, 1.0)],
         *[("stop_token_ids", value) for value in ([-1], ["x"], [True], {"a": 1})],
+        *[("repetition_penalty", value) for value in (0, -1, "x")],
+        *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1, True)],
+        *[("logit_bias", value) for value in ({"x": 1}, {"-1": 1}, {"3": 101}, {"3": None}, [3], 5, "{", [[True, 1]])],
+        *[("min_new_tokens", value) for value in (-1, 1.5)],
+        *[("logprobs", value) for value in (-1, 21, True, 2.0)],
     ],
 )
 def test_an_option_out_of_range_is_a_bad_option_that_names_it(tmp_path, name, value):
@@ -98,7 +103,7 @@ def test_an_option_out_of_range_is_a_bad_option_that_names_it(tmp_path, name, va
     assert f"`{name}`" in record.message
 
 
-@pytest.mark.parametrize("name", ["stop", "n", "repetition_penalty", "logprobs", "guided_json", "ignore_eos"])
+@pytest.mark.parametrize("name", ["stop", "n", "top_logprobs", "bad_words", "guided_json", "ignore_eos"])
 def test_a_sampling_option_of_other_tools_is_refused_by_name(tmp_path, name):
     (record,) = read_objects(tmp_path, {"prompt": "a", name: 1})
     assert (record.code, f"`{name}`" in record.message) == ("unsupported", True)

@@ -67,7 +67,10 @@ def test_a_system_field_beside_a_sharegpt_conversation_is_its_system_message(tmp
     ("body", "options"),
     [
         ({"max_completion_tokens": 4, "temperature": 0}, {"max_new_tokens": 4, "temperature": 0.0}),
-        ({"n": 1, "stream": False, "stop": None, "logprobs": False, "presence_penalty": 0.0, "response_format": {"type": "text"}}, {}),
+        ({"n": 1, "stream": False, "stop": None, "response_format": {"type": "text"}}, {}),
+        ({"logprobs": False, "presence_penalty": 0, "top_logprobs": 0}, {"logprobs": None, "presence_penalty": 0.0}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": True, "top_logprobs": 4, "logit_bias": {"7": -1}}, {"logprobs": 4, "logit_bias": ((7, -1.0),)}),
         ({"model": "m", "user": "u", "metadata": {"a": "b"}}, {}),
         ({"top_k": 5, "min_p": 0.1, "stop_token_ids": [3]}, {"top_k": 5, "min_p": 0.1, "stop_token_ids": (3,)}),
     ],
@@ -86,7 +89,9 @@ def test_parameters_of_a_body_are_honoured_or_ask_for_nothing(tmp_path, body, op
         ({"brand_new": 1}, "unsupported", "`brand_new`"),
         ({"temperature": 2.5}, "bad_option", "`temperature`"),
         ({"max_tokens": 3, "max_completion_tokens": 3}, "bad_option", "given twice"),
-        ({"logprobs": 0}, "unsupported", "`logprobs`"),
+        ({"logprobs": 0}, "bad_option", "`logprobs`"),
+        ({"top_logprobs": 3}, "bad_option", "`top_logprobs`"),
+        ({"logprobs": True, "top_logprobs": 21}, "bad_option", "`logprobs`"),
     ],
 )
 def test_a_parameter_that_is_not_done_is_refused_by_name(tmp_path, body, code, word):

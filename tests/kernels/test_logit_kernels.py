@@ -110,8 +110,9 @@ def test_bad_logits_stay_bad(adjust) -> None:
 
 @ADJUST
 def test_rows_that_do_not_fit_the_logits_are_a_value_error(adjust) -> None:
+    stop_ids = torch.zeros(2, 1, dtype=torch.int64, device=DEVICE)
     with pytest.raises(ValueError, match="do not fit 3 rows"):
-        adjust(torch.zeros(3, 8, device=DEVICE), random_tables(2, 8, 0), torch.zeros(2, 1).long().to(DEVICE), int32([0]), int32([5] * 3), None)
+        adjust(torch.zeros(3, 8, device=DEVICE), random_tables(2, 8, 0), stop_ids, int32([0]), int32([5] * 3), None)
 
 
 @COUNT
