@@ -14,6 +14,7 @@ import torch
 from eaglecli.commands._graphs import capture_for_run, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
 from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
 from eaglecli.engine.engine import Engine
+from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
 from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
 from eaglecli.errors import ExitCode, UserError
@@ -167,9 +168,10 @@ class FoundModels:
         context_length = self.context_length(settings)
         target = load_target(self.target_path, dtype, device, context_length, settings.load_format)  # type: ignore[arg-type]
         draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context_length)
+        table_bytes = (settings.max_running_requests + 1) * target.config.vocab_size * BYTES_PER_ENTRY if needs.adjusts_logits else 0
         engine_settings = EngineSettings(
             context_length=context_length,
-            max_total_tokens=settings.max_total_tokens or _cache_tokens(settings, target, draft, context_length),
+            max_total_tokens=settings.max_total_tokens or _cache_tokens(settings, target, draft, context_length, table_bytes),
             max_running_requests=settings.max_running_requests,
             page_size=settings.page_size,
             chunked_prefill_size=settings.chunked_prefill_size,
@@ -229,8 +231,10 @@ def run_dtype(settings: GenerateSettings) -> torch.dtype:
     return getattr(torch, default if settings.dtype == "auto" else settings.dtype)
 
 
-def _cache_tokens(settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None, context_length: int) -> int:
-    """KV slots: every row at the full context if the memory allows it, else what it allows."""
+def _cache_tokens(
+    settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None, context_length: int, table_bytes: int
+) -> int:
+    """KV slots: every row at the full context if the memory that `table_bytes` leaves allows it, else what it allows."""
     layers = [(target.config.num_layers, target.config.num_kv_heads, target.config.head_dim)]
     if draft is not None:
         layers.append((draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim))
@@ -238,7 +242,7 @@ def _cache_tokens(settings: GenerateSettings, target: LoadedTarget, draft: Loade
     speculation = speculation_of(settings)
     row = -(-(context_length + speculation.lookahead) // settings.page_size) * settings.page_size
     wanted = settings.max_running_requests * row + settings.page_size
-    affordable = _cache_bytes(settings) // bytes_per_token
+    affordable = (_cache_bytes(settings) - table_bytes) // bytes_per_token
     if affordable < settings.page_size:
         raise UserError("no memory is left for the KV cache", "use a smaller model or a larger --mem-fraction-static", ExitCode.MEMORY)
     return min(wanted, affordable)

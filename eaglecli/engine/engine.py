@@ -168,7 +168,7 @@ class Engine:
             self._static.check()
             for stage in self._runners:
                 stage.run(size, hints)
-            records.append(self._iteration.buffers.run.host_record(len(decoded)))
+            records.append(self._iteration.buffers.run.host_record(len(decoded), hints.any_logprobs))
             self._in_flight[decoded] += 1
             self.counts.num_iterations += 1
             self._num_iterations_of[len(decoded)] += 1
@@ -310,7 +310,8 @@ class Engine:
         }
         nodes_per_step = self.settings.speculation.num_draft_tokens - 1
         completion = self._outputs.completion(row, sequence.request, status, nodes_per_step, times)
-        completion = replace(completion, logprobs=self._logprobs.take(row, len(completion.output_ids)))
+        logprobs = self._logprobs.take(row, len(completion.output_ids))
+        completion = completion if logprobs is None else replace(completion, logprobs=logprobs)
         self._owner[row] += 1
         self._sequences[row] = None
         self._is_sampled[row] = self._is_filtered[row] = self._is_adjusted[row] = False

@@ -91,7 +91,10 @@ class PrefillStage:
         self._logprob_width = logprob_width
 
     def run(self, chunks: list[PrefillChunk], hints: HostHints) -> torch.Tensor:
-        """int32 [E, logprob_width + run_width + 3]: see `readback.StepResult`, one row for each chunk that ends its prompt, in order."""
+        """int32 [E, run_width + 3], after the log-probabilities if hints.any_logprobs: see `readback.StepResult`.
+
+        One row for each chunk that ends its prompt, in order.
+        """
         packed = pack_chunks(chunks, self._state)
         output = self._target.forward(
             packed.input_ids, packed.attention.positions, self._kv_cache, packed.attention, self._drafter.tap_boundaries
@@ -113,7 +116,7 @@ class PrefillStage:
         outputs = empty_outputs(len(finishing), 0, self._run_width, token.device)
         commit_run(state.progress, finishing.rows, prompt_lens - 1, token[:, None], None, None, outputs)
         count_output(state, finishing, outputs.record)
-        if not self._logprob_width:
+        if not finishing.hints.any_logprobs:
             return outputs.record
         logprobs = torch.empty(len(finishing), self._logprob_width, dtype=torch.int32, device=token.device)
         record_logprobs(state, finishing, logits, outputs, logprobs)

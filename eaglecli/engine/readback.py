@@ -28,7 +28,7 @@ class StepResult:
 
     rows: StepRows
     record: np.ndarray
-    logprobs: np.ndarray  # int32 [E + B, logprob_width]
+    logprobs: np.ndarray  # int32 [E + B, logprob_width], no columns when nobody asked
 
     def split(self, num_prefilled: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
         """(record, log-probabilities) of the first tokens, then of the verify."""
@@ -41,17 +41,20 @@ class Readback:
 
     def __init__(self, num_rows: int, run_width: int, device: torch.device, logprob_width: int = 0) -> None:
         self._is_cuda = device.type == "cuda"
-        self._logprob_width = logprob_width
-        shape = (2 * num_rows, logprob_width + run_width + 3)
-        self._buffers = [torch.empty(shape, dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(2)]
+        self._record_width = run_width + 3
+        size = 2 * num_rows * (logprob_width + self._record_width)
+        self._buffers = [torch.empty(size, dtype=torch.int32, pin_memory=self._is_cuda) for _ in range(2)]
         self._events = [torch.cuda.Event() for _ in range(2)] if self._is_cuda else [None, None]
         self._pending: deque[tuple[StepRows, torch.Tensor, torch.cuda.Event | None]] = deque()
         self._num_puts = 0
 
     def put(self, rows: StepRows, records: list[torch.Tensor]) -> None:
-        """Enqueue one iteration's records: int32 [n, logprob_width + run_width + 3] each. At most one earlier iteration may be pending."""
+        """Enqueue one iteration's records, int32 [n, run_width + 3] each, or all of them [n, logprob_width + run_width + 3].
+
+        At most one earlier iteration may be pending.
+        """
         record = records[0] if len(records) == 1 else torch.cat(records)
-        staged = self._buffers[self._num_puts % 2][: record.shape[0]]
+        staged = self._buffers[self._num_puts % 2][: record.numel()].view(record.shape)
         staged.copy_(record, non_blocking=True)
         event = self._events[self._num_puts % 2]
         if event is not None:
@@ -67,7 +70,7 @@ class Readback:
         if event is not None:
             event.synchronize()
         record = staged.numpy().copy()
-        return StepResult(rows, record[:, self._logprob_width :], record[:, : self._logprob_width])
+        return StepResult(rows, record[:, -self._record_width :], record[:, : -self._record_width])
 
 
 def status_of(record: np.ndarray) -> np.ndarray:

@@ -35,10 +35,10 @@ class CommittedRun:
     record: torch.Tensor  # int32 [B, S + 4], see `commit_run.RunOutputs`
     logprobs: torch.Tensor  # int32 [B, (S + 1) * columns], see `token_logprobs`; no columns unless the engine gives log-probabilities
 
-    def host_record(self, num_requests: int) -> torch.Tensor:
+    def host_record(self, num_requests: int, with_logprobs: bool) -> torch.Tensor:
         """int32 [num_requests, ...]: what the host reads of the first requests, in one piece; see `readback.StepResult`."""
-        record, logprobs = self.record[:num_requests], self.logprobs[:num_requests]
-        return torch.cat([logprobs, record], dim=1) if logprobs.shape[1] else record
+        record = self.record[:num_requests]
+        return torch.cat([self.logprobs[:num_requests], record], dim=1) if with_logprobs else record
 
 
 def verify_tree(

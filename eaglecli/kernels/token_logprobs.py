@@ -87,17 +87,17 @@ def _token_logprobs_kernel(
     batch_row, step = place // WIDTH, place % WIDTH
     node = tl.load(path_ptr + place)
     if (node >= 0) & (tl.load(is_wanted_ptr + tl.load(rows_ptr + batch_row)) != 0):
-        logits_ptr += (batch_row * num_nodes + node) * row_stride
+        node_logits_ptr = logits_ptr + (batch_row * num_nodes + node) * row_stride
         parts = place * num_chunks
         here = parts + chunk
         _store_chunk(
-            logits_ptr, max_ptr + here, sum_ptr + here, id_ptr + here * NUM_TOP, chunk * CHUNK, vocab_size, NUM_TOP, CHUNK
+            node_logits_ptr, max_ptr + here, sum_ptr + here, id_ptr + here * NUM_TOP, chunk * CHUNK, vocab_size, NUM_TOP, CHUNK
         )  # fmt: skip
         if is_last_arrival(counter_ptr + place, num_chunks):
             chosen = tl.maximum(tl.load(tokens_ptr + place), 0)  # -1: nothing was chosen, and the token is not part of the output
-            out_ptr += batch_row * out_stride + step * (1 + 2 * NUM_TOP)
+            record_ptr = out_ptr + batch_row * out_stride + step * (1 + 2 * NUM_TOP)
             _merge_chunks(
-                logits_ptr, max_ptr + parts, sum_ptr + parts, id_ptr + parts * NUM_TOP, chosen, out_ptr, num_chunks, vocab_size,
+                node_logits_ptr, max_ptr + parts, sum_ptr + parts, id_ptr + parts * NUM_TOP, chosen, record_ptr, num_chunks, vocab_size,
                 NUM_TOP, CHUNKS_BLOCK, WINNERS_BLOCK,
             )  # fmt: skip
 

@@ -12,6 +12,7 @@ from tests.engine.harness import (
     Triple,
     accept_length,
     accept_lists,
+    load_pair,
     make_engine,
     mixed_requests,
     oracle_eagle,
@@ -22,7 +23,7 @@ from tests.engine.harness import (
     texts,
 )
 from tests.engine.test_graph_runner import play_graphs
-from tests.fixtures import VOCAB_SIZE
+from tests.fixtures import VOCAB_SIZE, write_cycle
 
 TRIPLES: list[Triple] = [(4, 1, 5), (3, 3, 9)]
 OPTIONS = (
@@ -132,6 +133,18 @@ def test_an_option_reaches_every_token_of_a_step(cycle: LoadedPair, triple: Trip
     assert texts(found) == expected
     assert expected[0] != oracle_plain(cycle, requests_of([[100]], 120, stop_token_ids=stop_token_ids))[0]
     assert not {*stop_token_ids} & {*expected[0][0][: option.get("min_new_tokens", 0)]}
+
+
+@pytest.mark.parametrize("triple", [(5, 1, 6), (3, 2, 8)], ids=str)
+def test_a_token_that_repeats_itself_is_counted_once_for_each_time(tmp_path_factory, triple: Triple) -> None:
+    """B36: root, path and committed tokens are all the same token, and none may be counted twice."""
+    pair = load_pair(write_cycle(tmp_path_factory.mktemp("steady"), [[1, 2, 3]]))
+    requests = requests_of([[200], [90, 91]], 60, frequency_penalty=1.93) + [
+        dataclasses.replace(request, key="rare") for request in requests_of([[120]], 60, frequency_penalty=0.71, repetition_penalty=1.1)
+    ]
+    expected = oracle_plain(pair, requests)
+    assert all(len({*output_ids}) > 1 for output_ids, _ in expected.values()), "the penalty must be felt"
+    assert texts(run(adjusting_engine(pair, triple), requests)) == expected
 
 
 def test_a_penalty_that_is_never_felt_leaves_acceptance_as_it_is(cycle: LoadedPair) -> None:
