@@ -1,5 +1,7 @@
 """Captured graphs on a GPU: equal to the padded stages run eagerly, bit for bit, and lossless through the whole engine."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +11,8 @@ from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
 from eaglecli.models.draft_loader import load_draft
 from eaglecli.models.loader import load_target
 from tests.engine.harness import DEVICE, LoadedPair, Triple, draft_dir, make_engine, mixed_requests, oracle_plain, run, texts
+from tests.engine.test_adjusted_logits import adjusting_requests
+from tests.engine.test_logprobs import assert_follow_the_oracle
 
 pytestmark = pytest.mark.gpu
 
@@ -62,6 +66,30 @@ def test_float32_text_with_graphs_is_the_oracles(pair: LoadedPair, triple: Tripl
 def test_the_steady_loop_never_waits_for_the_device_but_for_its_record(twin: LoadedPair, triple: Triple | None) -> None:
     engine = captured_engine(twin, triple, context_length=256)
     for request in mixed_requests(8, seed=2, max_prompt=20, max_cap=60):
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        while not engine.is_idle:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("triple", [None, (4, 1, 5), (3, 2, 7)], ids=str)
+def test_graphs_serve_rows_that_ask_for_adjusted_logits_and_logprobs(twin: LoadedPair, triple: Triple | None) -> None:
+    """B36, B53: graph equals eager with poison, the text is the oracle's, and the steady loop still waits for its record alone."""
+    engine = captured_engine(twin, triple, context_length=256, adjusts_logits=True, max_logprobs=20)
+    for count in (17, 16, 5, 1, 9):
+        check = engine.check_stages(count, seed=count)
+        assert check.is_exact and check.num_padding_differs == 0, check
+    requests = adjusting_requests(20, seed=9)
+    requests = [replace(request, sampling=replace(request.sampling, logprobs=(None, 0, 5)[request.key % 3])) for request in requests]
+    found = run(engine, requests)
+    assert texts(found) == oracle_plain(twin, requests)
+    assert_follow_the_oracle(twin, found)
+    for request in requests[:8]:
         engine.add(request)
     for _ in range(3):
         engine.step()
