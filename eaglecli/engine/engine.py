@@ -241,8 +241,7 @@ class Engine:
             self._is_sampled[rows] = [sampling.temperature > 0 for sampling in samplings]
             self._is_filtered[rows] = [sampling.temperature > 0 and _filters(sampling) for sampling in samplings]
             self._is_adjusted[rows] = [sampling.adjusts_logits for sampling in samplings]
-            for sequence in admitted:
-                self._logprobs.reset(sequence.row, sequence.request.sampling.logprobs)
+            self._logprobs.begin(rows, [sequence.request for sequence in admitted])
             write_admitted(self._state, admitted, self.settings.page_size)
         chunks = self._scheduler.next_chunks()
         started = [chunk.sequence.row for chunk in chunks if chunk.is_last]
@@ -310,7 +309,7 @@ class Engine:
         }
         nodes_per_step = self.settings.speculation.num_draft_tokens - 1
         completion = self._outputs.completion(row, sequence.request, status, nodes_per_step, times)
-        logprobs = self._logprobs.take(row, len(completion.output_ids))
+        logprobs = self._logprobs.take(sequence.request, len(completion.output_ids))
         completion = completion if logprobs is None else replace(completion, logprobs=logprobs)
         self._owner[row] += 1
         self._sequences[row] = None
