@@ -82,7 +82,7 @@ class ResultWriter:
             reason = error.strerror or str(error)
             raise UserError(f"--output {folder} cannot be written: {reason}", "name another directory with -o") from error
         self._decoder = decoder
-        self._token_texts = None if decoder is None else TokenTexts(decoder.decode_token)
+        self._token_texts = TokenTexts(lambda token: decoder.decode_token(token))  # type: ignore[union-attr]
         self._num_steps = num_steps
         self._queue: queue.Queue[Answer | RecordError | None] = queue.Queue(WINDOW)
         self._failure: BaseException | None = None
@@ -161,9 +161,7 @@ class ResultWriter:
         }
 
     def _logprob_fields(self, answer: Answer) -> dict[str, Any]:
-        if answer.logprobs is None or self._token_texts is None:
-            return {}
-        return {"logprobs": logprob_fields(answer.token_ids, answer.logprobs, self._token_texts)}
+        return {} if answer.logprobs is None else {"logprobs": logprob_fields(answer.token_ids, answer.logprobs, self._token_texts)}
 
     def _turn_fields(self, turn: TurnAnswer) -> dict[str, Any]:
         text = self._decoder.decode(text_ids(turn.token_ids, turn.finish_reason, turn.stop_token_id))  # type: ignore[union-attr]

@@ -77,7 +77,7 @@ def test_the_table_holds_what_the_lines_hold(program):
 def test_a_format_can_be_made_of_a_complete_run_without_weights(program, monkeypatch, name):
     program.run()
     assert not (program.output / name).exists()
-    monkeypatch.setattr(FoundModels, "open_engine", lambda self, settings: pytest.fail("weights were read"))
+    monkeypatch.setattr(FoundModels, "open_engine", lambda self, settings, needs: pytest.fail("weights were read"))
     output_format = "parquet" if name.endswith("parquet") else "openai-batch"
     assert program.run("--output-format", output_format).exit_code == ExitCode.PARTIAL
     assert (program.output / name).exists()

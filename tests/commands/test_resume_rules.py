@@ -260,7 +260,7 @@ def test_records_with_one_id_are_told_apart_by_their_index(program):
 
 
 def test_a_run_that_made_nothing_is_no_reason_to_refuse_another(program, monkeypatch):
-    def fail(self, settings):
+    def fail(self, settings, needs):
         raise MemoryError("no room")
 
     with monkeypatch.context() as patch:
