@@ -208,6 +208,14 @@ AttentionBackendOption = Annotated[
     Literal["torch", "triton"] | None,
     _option(ENGINE, "What computes attention.", "--attention-backend", default="triton on cuda, torch on cpu"),
 ]
+EnableDeterministicInferenceOption = Annotated[
+    bool,
+    _option(
+        ENGINE,
+        "The same text bit for bit, whatever batch, order, graph or draft; slower.",
+        "--enable-deterministic-inference",
+    ),
+]
 CudaGraphBsOption = Annotated[
     str | None,
     _option(GRAPHS, "Batch sizes in requests: 1 2 4, or 1,2,4.", "--cuda-graph-bs", metavar="N...", default="1 2 4 8 16 24 32 48 ..."),
@@ -354,6 +362,7 @@ def generate(
     chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
+    enable_deterministic_inference: EnableDeterministicInferenceOption = False,
     cuda_graph_bs: CudaGraphBsOption = None,
     cuda_graph_max_bs: CudaGraphMaxBsOption = None,
     disable_cuda_graph: DisableCudaGraphOption = False,
@@ -475,6 +484,7 @@ def capture(
     mem_fraction_static: MemFractionStaticOption = 0.85,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
+    enable_deterministic_inference: EnableDeterministicInferenceOption = False,
     cuda_graph_bs: CudaGraphBsOption = None,
     cuda_graph_max_bs: CudaGraphMaxBsOption = None,
     from_run: Annotated[

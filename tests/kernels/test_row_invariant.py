@@ -1,4 +1,4 @@
-"""Row-invariant kernels: right, and bit for bit the same for a row whatever stands beside it; compiled, interpreted and in the reference."""
+"""Row-invariant kernels: right, and bit for bit the same for a row whatever is beside it; compiled, interpreted and in the reference."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
