@@ -14,7 +14,8 @@ MAY_IMPORT = {
     "io": {"io", "config", "errors"},
     "engine": {"engine", "models", "kernels", "errors"},
     "training": {"training", "engine", "models", "kernels", "errors"},
-    "commands": {"commands", "training", "engine", "models", "kernels", "io", "config", "errors"},
+    "verification": {"verification", "engine", "models", "kernels", "errors"},
+    "commands": {"commands", "training", "verification", "engine", "models", "kernels", "io", "config", "errors"},
     "cli": {"commands", "config", "io", "errors"},
 }
 WITHOUT_TORCH = ["errors.py", "config.py", "cli.py", "engine/request.py", "engine/pages.py", "engine/scheduler.py", "engine/settings.py"]
