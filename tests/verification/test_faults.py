@@ -271,9 +271,9 @@ def test_a_fault_is_found(name, fault, plain, request, monkeypatch):
     assert not found.is_good
 
 
-def test_a_faint_fault_is_found_with_the_default_sample(twin, monkeypatch):
+def test_a_faint_fault_is_found_with_half_the_default_sample(twin, monkeypatch):
     """TWIN's draft looks at the whole text; one key more or less hardly counts."""
-    size, triple = Size(DEFAULT_PROMPTS, DEFAULT_NEW_TOKENS), (5, 3, 14)
+    size, triple = Size(DEFAULT_PROMPTS // 2, DEFAULT_NEW_TOKENS), (5, 3, 14)
     without = generate(twin, None, size)
     tree_steps_do_not_see_their_parents(lambda owner, name, wrap: monkeypatch.setattr(owner, name, wrap(getattr(owner, name))))
     assert examined(twin, triple, without, generate(twin, triple, size)).count("bug", "acceptance") >= 2
