@@ -142,6 +142,8 @@ def _report(findings: list[Findings], dtype: torch.dtype) -> Iterator[str]:
         yield f"  tokens against the target's own choice: {', '.join(others) or 'all equal'}"
         yield from _acceptance_lines(item)
         yield from _difference_lines(item)
+    if not any(item.found_by_depth[0] or item.expected_by_depth[0] for item in findings):
+        yield "no draft was accepted anywhere: a draft that is fed wrongly could not be told from a bad one here"
     if dtype != torch.float32 and any(item.num_equal < item.num_texts for item in findings):
         yield f"{str(dtype).removeprefix('torch.')}: texts are the same up to near-ties, which are counted above; they are not equal"
 
