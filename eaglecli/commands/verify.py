@@ -165,8 +165,9 @@ def _difference_lines(item: Findings) -> Iterator[str]:
     ranked = sorted(item.differences, key=lambda difference: difference.kind != "bug")  # what matters first
     for difference in ranked[:MAX_SHOWN_DIFFERENCES]:
         unit = "step" if difference.check == "acceptance" else "output token"
+        place = "" if difference.check == "balance" else f", {unit} {difference.place}"
         gap = "" if difference.gap is None else f"; gap {difference.gap:.2e}, limit {difference.limit:.2e}"
-        yield f"  {difference.kind}: {difference.key}, {unit} {difference.place}: {difference.sentence}{gap}"
+        yield f"  {difference.kind}: {difference.key}{place}: {difference.sentence}{gap}"
     if len(ranked) > MAX_SHOWN_DIFFERENCES:
         yield f"  and {len(ranked) - MAX_SHOWN_DIFFERENCES} more: --json has all of them"
     for error in item.errors:

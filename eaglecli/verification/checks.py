@@ -4,9 +4,12 @@
 - `check_choices`: every token of a text against the target's own choice after the tokens before it: what is wrong in both runs shows here.
 - `check_acceptance`: the drafts that every step accepted against those that it should have: a wrong hidden state, position, cache or token
   of the draft cannot change the text, and shows only here.
+- `check_balance`: steps that accepted fewer drafts than they should against steps that accepted more. Numbers that move do both alike; a
+  draft that is fed wrongly accepts fewer, even where every single step can be excused (bfloat16, large trees).
 - `check_counts`: C = 1 + A + V - cut, and nothing but the last step was cut.
 """
 
+import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -14,6 +17,8 @@ import numpy as np
 from eaglecli.engine.request import Completion
 from eaglecli.verification.difference import Difference, judge
 from eaglecli.verification.reference_run import ReferenceRun
+
+IMBALANCE = 1e-6  # the chance at which a difference of that size, or a larger one, is no longer taken for chance
 
 
 def compare_texts(run: ReferenceRun, plain: Completion) -> Iterator[Difference]:
@@ -53,6 +58,15 @@ def check_acceptance(run: ReferenceRun) -> Iterator[Difference]:
             gap, limit = tree.margin(min(found, expected) + 1), run.tree_limit(step)
             sentence = f"{found} drafts accepted, {expected} expected"
             yield Difference("acceptance", judge(gap, limit), run.completion.request.key, step, sentence, gap, limit)
+
+
+def check_balance(num_fewer: int, num_more: int) -> Iterator[Difference]:
+    """Over all answers of a run: a two-sided sign test."""
+    count = num_fewer + num_more
+    tail = sum(math.comb(count, number) for number in range(min(num_fewer, num_more) + 1))
+    if 2 * tail < IMBALANCE * 2**count:
+        sentence = f"{num_fewer} steps accepted fewer drafts than expected and {num_more} more: numbers that move do both alike"
+        yield Difference("balance", "bug", "all answers", 0, sentence)
 
 
 def check_counts(completion: Completion) -> Iterator[Difference]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["tie", "numeric", "bug"]
-Check = Literal["text", "choice", "acceptance", "counts"]
+Check = Literal["text", "choice", "acceptance", "balance", "counts"]
 
 LEAST_LIMIT = 1e-3
 

@@ -2,15 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from eaglecli.engine.request import Completion
-from eaglecli.verification.checks import check_acceptance, check_choices, check_counts, compare_texts
+from eaglecli.verification.checks import check_acceptance, check_balance, check_choices, check_counts, compare_texts
 from eaglecli.verification.difference import Check, Difference, Kind
 from eaglecli.verification.reference_run import ReferenceRun, RunRules
 from eaglecli.verification.text_pass import Models
+
+CHECKS: tuple[Check, ...] = get_args(Check)
 
 
 @dataclass
@@ -25,6 +27,8 @@ class Findings:
     num_accepted: int = 0
     found_by_depth: list[int] = field(default_factory=list)
     expected_by_depth: list[int] = field(default_factory=list)
+    num_fewer: int = 0  # steps that accepted fewer drafts than expected
+    num_more: int = 0
     differences: list[Difference] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # answers that ended in an error, which cannot be verified
 
@@ -40,10 +44,7 @@ class Findings:
     def to_json(self) -> dict[str, Any]:
         """Counts, shares and every difference."""
         accept_length = 1 + self.num_accepted / self.num_steps if self.num_steps else None
-        counts = {
-            check: {kind: self.count(kind, check) for kind in ("tie", "numeric", "bug")}
-            for check in ("text", "choice", "acceptance", "counts")
-        }
+        counts = {check: {kind: self.count(kind, check) for kind in ("tie", "numeric", "bug")} for check in CHECKS}
         own = {name: value for name, value in asdict(self).items() if name != "differences"}
         return {**own, "accept_length": accept_length, "counts": counts, "differences": [asdict(item) for item in self.differences]}
 
@@ -76,6 +77,7 @@ def examine(
         if not in_counts:  # or nobody knows where a step began
             findings.differences += check_acceptance(run)
             _count_depths(findings, run)
+    findings.differences += check_balance(findings.num_fewer, findings.num_more)
     return findings
 
 
@@ -85,6 +87,8 @@ def _count_depths(findings: Findings, run: ReferenceRun) -> None:
     found = np.minimum(run.completion.accept_counts, delivered)
     expected = np.array([tree.num_accepted(text) for tree in run.trees], np.int64)
     findings.num_steps += len(found)
+    findings.num_fewer += int((found < expected).sum())
+    findings.num_more += int((found > expected).sum())
     findings.num_accepted += int(run.completion.accept_counts.sum())
     for depth in range(len(findings.found_by_depth)):
         findings.found_by_depth[depth] += int((found > depth).sum())

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from eaglecli.engine.draft import EagleDrafter
 from eaglecli.verification import reference_run
+from eaglecli.verification.checks import check_balance
 from eaglecli.verification.difference import judge
 from eaglecli.verification.report import Findings
 from tests.engine.harness import LoadedPair
@@ -62,6 +64,21 @@ def test_the_same_difference_is_numeric_where_numbers_move_that_much_B29(twin, r
     found = examined(twin, CHAIN, plain, other_token(drafted, 0, 4, token))
     assert kinds(found, "text") == ["numeric"]
     assert found.is_good and found.to_json()["counts"]["text"] == {"tie": 0, "numeric": 1, "bug": 0}
+
+
+def test_a_draft_that_is_fed_wrongly_is_found_even_if_every_step_can_be_excused(twin, runs, monkeypatch):
+    monkeypatch.setattr(reference_run, "LEAST_LIMIT", 1e6)
+    monkeypatch.setattr(EagleDrafter, "extend", lambda *_: None)
+    size = Size(3, 24)
+    found = examined(twin, CHAIN, generate(twin, None, size), generate(twin, CHAIN, size))
+    assert set(kinds(found, "acceptance")) == {"numeric"}
+    assert found.num_fewer > 10 * found.num_more
+    assert kinds(found, "balance") == ["bug"] and not found.is_good
+
+
+@pytest.mark.parametrize(("fewer", "more", "found"), [(0, 0, 0), (20, 0, 0), (21, 0, 1), (0, 21, 1), (60, 40, 0), (300, 180, 1)])
+def test_a_balance_is_lost_only_when_chance_cannot_do_it(fewer, more, found):
+    assert len(list(check_balance(fewer, more))) == found
 
 
 def test_two_candidates_of_one_score_are_a_tie(twin, runs):
