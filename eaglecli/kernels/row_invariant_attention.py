@@ -63,7 +63,7 @@ def _row_invariant_attention_kernel(
         place_on_path = tl.where(sees != 0, tl.cumsum(sees, 0) - 1, -1)
         num_keys = prefix_len + tl.sum(sees, 0)
     num_keys = tl.minimum(num_keys, table_width)
-    first_key = 0
+    first_key = tl.full([], 0, tl.int32)
     if HAS_WINDOW:
         first_key = tl.maximum(tl.load(positions_ptr + token) - window + 1, 0)
     split_keys = tl.cdiv(tl.cdiv(num_keys, MAX_SPLITS), BLOCK_KEYS) * BLOCK_KEYS
@@ -156,7 +156,7 @@ def row_invariant_attention_triton(
         *((0, 0) if mask is None else mask.stride()[:2]), mask_width, window or 0,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
         BLOCK_HEADS=max(16, triton.next_power_of_2(num_heads // num_kv_heads)), BLOCK_KEYS=_BLOCK_KEYS, MAX_SPLITS=_MAX_SPLITS,
-        MIN_SPLIT_KEYS=_MIN_SPLIT_KEYS, MASK_BLOCK=triton.next_power_of_2(mask_width), HAS_WINDOW=window is not None,
+        MIN_SPLIT_KEYS=_MIN_SPLIT_KEYS, MASK_BLOCK=max(16, triton.next_power_of_2(mask_width)), HAS_WINDOW=window is not None,
         num_warps=4, num_stages=2, **launch_options(q.device),
     )  # fmt: skip
     return out
