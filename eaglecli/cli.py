@@ -209,6 +209,14 @@ AttentionBackendOption = Annotated[
     Literal["torch", "triton"] | None,
     _option(ENGINE, "What computes attention.", "--attention-backend", default="triton on cuda, torch on cpu"),
 ]
+EnableDeterministicInferenceOption = Annotated[
+    bool,
+    _option(
+        ENGINE,
+        "The same text bit for bit, whatever batch, order, graph or draft; slower.",
+        "--enable-deterministic-inference",
+    ),
+]
 CudaGraphBsOption = Annotated[
     str | None,
     _option(GRAPHS, "Batch sizes in requests: 1 2 4, or 1,2,4.", "--cuda-graph-bs", metavar="N...", default="1 2 4 8 16 24 32 48 ..."),
@@ -386,6 +394,7 @@ def generate(
     chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
+    enable_deterministic_inference: EnableDeterministicInferenceOption = False,
     cuda_graph_bs: CudaGraphBsOption = None,
     cuda_graph_max_bs: CudaGraphMaxBsOption = None,
     disable_cuda_graph: DisableCudaGraphOption = False,
@@ -507,6 +516,7 @@ def capture(
     mem_fraction_static: MemFractionStaticOption = 0.85,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
+    enable_deterministic_inference: EnableDeterministicInferenceOption = False,
     cuda_graph_bs: CudaGraphBsOption = None,
     cuda_graph_max_bs: CudaGraphMaxBsOption = None,
     from_run: Annotated[
@@ -537,6 +547,85 @@ def _capture(params: Mapping[str, Any], given_names: set[str], console: Any) -> 
 
     given = {name: params[name] for name in given_names if name not in (*PRESENTATION, "from_run")}
     result = run(resolve(given, params["config"]), console, params["from_run"])
+    if params["json"]:
+        _print_json(result.document)
+    return result.exit_code
+
+
+@app.command(cls=ManyValuesCommand, context_settings={"token_normalize_func": _any_spelling}, epilog=f"{ALIAS_NOTE}\n\n{EXIT_CODES}")
+def verify(
+    ctx: typer.Context,
+    input: Annotated[
+        list[str] | None,
+        _option(INPUT, "Prompts to try; repeat for more files.", "-i", "--input", metavar="FILE", default="built-in prompts"),
+    ] = None,
+    limit: Annotated[int | None, _option(INPUT, "Take this many records.", "--limit", default="16")] = None,
+    apply_chat_template: Annotated[
+        bool,
+        _option(
+            INPUT,
+            "Make a `prompt` one user message.",
+            "--apply-chat-template/--no-apply-chat-template",
+            default="yes, if there is a template",
+        ),
+    ] = True,
+    target: TargetOption = None,
+    draft: Annotated[
+        str | None, _option(MODEL, "EAGLE draft: folder or hub id.", "--draft", metavar="MODEL", default="from --config")
+    ] = None,
+    tokenizer_path: Annotated[str | None, _option(MODEL, "Tokenizer, if not the target's.", "--tokenizer-path", metavar="MODEL")] = None,
+    revision: RevisionOption = None,
+    local_files_only: LocalFilesOnlyOption = False,
+    temperature: Annotated[
+        float, _option(SAMPLING, "Of the sampled half of the run; 0 leaves it out.", "--temperature", default="1")
+    ] = 1.0,
+    random_seed: Annotated[int, _option(SAMPLING, "Seed of the sampled half.", "--random-seed", default="0")] = 0,
+    max_new_tokens: Annotated[int, _option(SAMPLING, "Longest answer in tokens.", "--max-new-tokens", default="64, or the room left")] = 64,
+    ignore_eos: Annotated[bool, _option(SAMPLING, "Go on after an end-of-text token.", "--ignore-eos")] = False,
+    speculative_algorithm: SpeculativeAlgorithmOption = None,
+    speculative_num_steps: SpeculativeNumStepsOption = None,
+    speculative_eagle_topk: SpeculativeEagleTopkOption = None,
+    speculative_num_draft_tokens: SpeculativeNumDraftTokensOption = None,
+    num_speculative_tokens: NumSpeculativeTokensOption = None,
+    speculative_token_map: SpeculativeTokenMapOption = None,
+    draft_config_overrides: DraftConfigOverridesOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    context_length: ContextLengthOption = None,
+    max_running_requests: MaxRunningRequestsOption = 16,
+    mem_fraction_static: MemFractionStaticOption = 0.85,
+    chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
+    page_size: PageSizeOption = 16,
+    attention_backend: AttentionBackendOption = None,
+    enable_deterministic_inference: EnableDeterministicInferenceOption = False,
+    cuda_graph_bs: CudaGraphBsOption = None,
+    cuda_graph_max_bs: CudaGraphMaxBsOption = None,
+    disable_cuda_graph: DisableCudaGraphOption = False,
+    disable_cuda_graph_padding: DisableCudaGraphPaddingOption = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    no_color: NoColorOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Show on your own prompts that the text with a draft is the target's own, and that the draft accepts what it should.
+
+    [bold]eaglecli verify --target meta-llama/Llama-3.1-8B-Instruct --draft yuhuili/EAGLE3-LLaMA3.1-Instruct-8B[/bold]
+
+    [bold]eaglecli verify --config my.yaml -i prompts.jsonl --limit 64 --json[/bold]
+
+    A difference is a tie, numeric (nearer than numbers move with the batch) or a bug: then the exit code is 7.
+    """
+    console = _console(quiet, no_color=no_color, debug=debug)
+    _exit(console, lambda: _verify(ctx.params, _given_names(ctx), console))
+
+
+def _verify(params: Mapping[str, Any], given_names: set[str], console: Any) -> ExitCode:
+    from eaglecli.commands.verify import resolve
+    from eaglecli.commands.verify import verify as run
+
+    given = {name: params[name] for name in given_names if name not in PRESENTATION}
+    result = run(resolve(given, params["config"]), console)
     if params["json"]:
         _print_json(result.document)
     return result.exit_code

@@ -253,6 +253,7 @@ class GenerateSettings:
     chunked_prefill_size: int = _setting(_integer(1), 512, changes_text=False)
     page_size: int = _setting(_integer(1), 16, changes_text=False)
     attention_backend: str | None = _setting(_choice(*ATTENTION_BACKENDS), changes_text=False)
+    enable_deterministic_inference: bool = _setting(_flag, False)
     cuda_graph_bs: tuple[int, ...] | None = _setting(normalize_graph_sizes, changes_text=False)
     cuda_graph_max_bs: int | None = _setting(_integer(1), changes_text=False)
     disable_cuda_graph: bool = _setting(_flag, False, changes_text=False)

@@ -1,6 +1,7 @@
 """The direction of imports, read from the sources: docs/architecture.md as a table."""
 
 import ast
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ MAY_IMPORT = {
     "io": {"io", "config", "errors"},
     "engine": {"engine", "models", "kernels", "errors"},
     "training": {"training", "engine", "models", "kernels", "errors"},
-    "commands": {"commands", "training", "engine", "models", "kernels", "io", "config", "errors"},
+    "verification": {"verification", "engine", "models", "kernels", "errors"},
+    "commands": {"commands", "training", "verification", "engine", "models", "kernels", "io", "config", "errors"},
     "cli": {"commands", "config", "io", "errors"},
 }
 WITHOUT_TORCH = ["errors.py", "config.py", "cli.py", "engine/request.py", "engine/pages.py", "engine/scheduler.py", "engine/settings.py"]
@@ -68,3 +70,9 @@ def test_ci_runs_the_test_command_of_the_readme():
     root = PACKAGE.parent
     command = (root / ".ci" / "run").read_text().strip().splitlines()[-1]
     assert command in (root / "README.md").read_text()
+
+
+def test_every_package_is_in_the_wheel():
+    settings = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    found = {f"eaglecli.{path.parent.name}" for path in PACKAGE.glob("*/__init__.py")}
+    assert found <= set(settings["packages"])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from eaglecli.config import COMMAND_LINE, GRAPH_SETTINGS, GenerateSettings
-from eaglecli.engine.attention_backend import BACKENDS, AttentionBackend, default_backend
+from eaglecli.engine.attention_backend import BACKENDS, AttentionBackend, choose_attention
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.graph_runner import CaptureError, CaptureReport
 from eaglecli.engine.graph_sizes import default_graph_sizes, reachable_sizes
@@ -17,10 +17,8 @@ MIB = 1 << 20
 
 def choose_backend(settings: GenerateSettings) -> AttentionBackend:
     """The attention that was asked for, else the device's own. Raises UserError when it cannot run there."""
-    device = torch.device(settings.device)
-    backend = BACKENDS[settings.attention_backend] if settings.attention_backend else default_backend(device)
-    backend.check(device)
-    return backend
+    wanted = BACKENDS[settings.attention_backend] if settings.attention_backend else None
+    return choose_attention(wanted, torch.device(settings.device), settings.enable_deterministic_inference)
 
 
 def wanted_graph_sizes(settings: GenerateSettings) -> tuple[int, ...]:

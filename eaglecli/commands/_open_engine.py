@@ -21,10 +21,12 @@ from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.fingerprint import fingerprint_model
 from eaglecli.io.sampling_options import SamplingNeeds
 from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
+from eaglecli.kernels.model_kernels import ROW_INVARIANT
 from eaglecli.models.checkpoint import read_json
 from eaglecli.models.config import TargetConfig
 from eaglecli.models.draft_fit import DraftFit, check_draft_fit
 from eaglecli.models.draft_loader import LoadedDraft, build_draft
+from eaglecli.models.kernel_choice import use_kernels
 from eaglecli.models.loader import LoadedTarget, load_target, read_target_description
 from eaglecli.models.model_path import resolve_draft_path, resolve_model_path
 
@@ -169,6 +171,9 @@ class FoundModels:
         target = load_target(self.target_path, dtype, device, context_length, settings.load_format)  # type: ignore[arg-type]
         draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context_length)
         table_bytes = (settings.max_running_requests + 1) * target.config.vocab_size * BYTES_PER_ENTRY if needs.adjusts_logits else 0
+        if settings.enable_deterministic_inference:
+            for loaded in (target, draft) if draft else (target,):
+                use_kernels(loaded.model, ROW_INVARIANT)
         engine_settings = EngineSettings(
             context_length=context_length,
             max_total_tokens=settings.max_total_tokens or _cache_tokens(settings, target, draft, context_length, table_bytes),
@@ -181,6 +186,7 @@ class FoundModels:
             pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
             adjusts_logits=needs.adjusts_logits,
             max_logprobs=None if needs.max_logprobs is None else min(needs.max_logprobs, target.config.vocab_size),
+            is_deterministic=settings.enable_deterministic_inference,
         )
         engine = Engine(target.model, draft.model if draft else None, engine_settings, choose_backend(settings))
         return BuiltEngine(engine, target, draft)

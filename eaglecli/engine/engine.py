@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eaglecli.engine.attention_backend import AttentionBackend, default_backend
+from eaglecli.engine.attention_backend import AttentionBackend, choose_attention
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
 from eaglecli.engine.graph_capture import capture_sizes, find_capturable_size
 from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
@@ -63,8 +63,9 @@ class Engine:
         self.counts = EngineCounts()
         speculation, device, dtype = settings.speculation, target.embed_weight.device, target.dtype
         self.dtype, self.vocab_size = dtype, target.config.vocab_size
-        self.attention = attention or default_backend(device)
-        self.attention.check(device)
+        self.attention = choose_attention(attention, device, settings.is_deterministic)
+        if settings.is_deterministic and not all(model.kernels.is_row_invariant for model in (target, draft) if model is not None):
+            raise ValueError("deterministic inference needs models that use row-invariant kernels: see models/kernel_choice.py")
         check_windows("target", target.config.windows, speculation)
         check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)

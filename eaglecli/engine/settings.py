@@ -80,6 +80,7 @@ class EngineSettings:
     graph_sizes: tuple[int, ...] = ()  # ascending batch sizes (requests) that iterations are padded to, and captured at on a GPU
     pads_to_graph_sizes: bool = True  # False: only a batch of exactly such a size runs at it, by graph; all others eagerly
     speculation: SpeculationSettings = PLAIN
+    is_deterministic: bool = False  # no bit of a text depends on batch, chunk, order, graph or draft; models must be loaded for it
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
     adjusts_logits: bool = False  # requests may ask for penalties, bias and a least length: two tables of [rows, vocabulary] more
     max_logprobs: int | None = None  # most alternatives a request may ask log-probabilities of; None: no log-probabilities at all

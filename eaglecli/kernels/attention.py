@@ -280,7 +280,8 @@ def choose_num_splits(num_programs: int, max_keys: int, block_keys: int) -> int:
     return max(1, min(2 * _NUM_MULTIPROCESSORS // num_programs, num_blocks, _MAX_SPLITS))
 
 
-def _check(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
+def check_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
+    """Raise ValueError when a shape, a stride or a dtype is not as `attention` says."""
     if q.dim() != 3 or not q.is_contiguous():
         raise ValueError(f"attention needs contiguous queries [T, nh, hd], got {tuple(q.shape)}")
     if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()) or k_cache.shape[2] != q.shape[2]:
@@ -310,7 +311,7 @@ def attention_triton(
     bounds gives a tile, min_split_keys (a multiple of its block_keys) and num_splits >= keys / min_split_keys: splits then are
     min_split_keys long, always.
     """
-    _check(q, k_cache, v_cache, inputs)
+    check_attention(q, k_cache, v_cache, inputs)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)

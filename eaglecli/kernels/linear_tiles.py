@@ -41,8 +41,9 @@ class LibraryProduct:
 
 LinearTile = VectorTile | MatrixTile | LibraryProduct
 
-# a row's numbers do not depend on the other rows, nor on how many there are
+# One tile for every number of rows: a row's numbers then do not depend on the other rows, nor on how many there are.
 ROW_INVARIANT_TILE = MatrixTile(16, 32, 128, 4, 4)
+_WIDE_MATRIX_TILE = MatrixTile(16, 32, 32, 4, 3)
 
 # (rows up to: 1, 2, 4 .. 64; outputs; inputs; gate and up) -> the fastest in bfloat16 on an H200, by benchmarks/bench_kernels_model.py
 MEASURED_TILES: dict[tuple[int, int, int, bool], LinearTile] = {
@@ -177,4 +178,9 @@ def _wide_tile(num_rows: int, num_inputs: int) -> LinearTile:
     """float32: no matrix unit, so small tiles that stay in registers."""
     if num_rows == 1:
         return VectorTile(4, min(512, triton.next_power_of_2(num_inputs)), 4)
-    return MatrixTile(16, 32, 32, 4, 3)
+    return _WIDE_MATRIX_TILE
+
+
+def row_invariant_tile(dtype: torch.dtype) -> MatrixTile:
+    """The one tile that `row_invariant_linear` uses in this dtype."""
+    return ROW_INVARIANT_TILE if dtype in (torch.bfloat16, torch.float16) else _WIDE_MATRIX_TILE

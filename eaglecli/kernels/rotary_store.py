@@ -16,6 +16,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from eaglecli.kernels.launch import launch_options
 from eaglecli.kernels.rms_norm import rms_norm_reference
 
+_LATENCY_HEADS = 2
+THROUGHPUT_HEADS = 16
+
 
 @triton.jit
 def _rotary_store_kernel(
@@ -94,22 +97,26 @@ def rotary_store_triton(
     q_norm: torch.Tensor | None,
     k_norm: torch.Tensor | None,
     eps: float,
+    block_heads: int | None = None,
 ) -> torch.Tensor:
-    """One launch; a program takes some heads of one token. ValueError when a shape or a stride is not as `rotary_store` says."""
+    """One launch; a program takes block_heads heads of one token (None: by the number of tokens, which norms may feel in the last bit).
+
+    ValueError when a shape or a stride is not as `rotary_store` says.
+    """
     _check(qkv, cos, sin, k_cache, v_cache)
     num_tokens = qkv.shape[0]
     _, num_kv_heads, head_dim = k_cache.shape
     num_all_heads = qkv.shape[1] // head_dim
     num_heads = num_all_heads - 2 * num_kv_heads
     q_out = torch.empty((num_tokens, num_heads, head_dim), dtype=qkv.dtype, device=qkv.device)
-    # few tokens: one head per program for latency; many: more work per program, or launching programs costs more than they do
-    block_heads = 2 if num_tokens < 64 else 16
+    # few tokens: few heads per program for latency; many: more work per program, or launching programs costs more than they do
+    block_heads = block_heads or (_LATENCY_HEADS if num_tokens < 64 else THROUGHPUT_HEADS)
     if num_tokens:
         _rotary_store_kernel[(num_tokens, triton.cdiv(num_all_heads, block_heads))](
             qkv, positions, cos, sin, out_slots, k_cache, v_cache, q_norm, k_norm, q_out, qkv.stride(0), eps,
             NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim,
             BLOCK_HEADS=block_heads, BLOCK_HALF=triton.next_power_of_2(head_dim // 2),
-            num_warps=1 if block_heads == 2 else 4, **launch_options(qkv.device),
+            num_warps=1 if block_heads == _LATENCY_HEADS else 4, **launch_options(qkv.device),
         )  # fmt: skip
     return q_out
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import torch
 
 from eaglecli.kernels.attention_inputs import AttentionInputs
+from eaglecli.kernels.model_kernels import ModelKernels
 from eaglecli.models.draft_config import DraftConfig
 
 
@@ -26,6 +27,7 @@ class DraftModel(Protocol):
     """A draft; the modules own weights and rotary tables, caches and addressing are arguments."""
 
     config: DraftConfig
+    kernels: ModelKernels
     tap_boundaries: tuple[int, ...]  # target boundaries that `fuse` takes side by side; () = the target's final hidden state
     hidden_size: int
     num_layers: int

@@ -14,14 +14,14 @@ from torch import nn
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.draft_input import Residual, draft_input
 from eaglecli.kernels.gather_norm import gather_norm
-from eaglecli.kernels.linear import linear, norm_linear
 from eaglecli.models.draft_config import DraftConfig
 from eaglecli.models.draft_model import DraftOutput
+from eaglecli.models.kernel_choice import KernelUser
 from eaglecli.models.layers import DecoderLayer, empty_parameter
 from eaglecli.models.rope import RopeTables
 
 
-class EagleDraft(nn.Module):
+class EagleDraft(KernelUser):
     """Unfilled layers around a given embedding [>=V, H] and head [Vd, H]; see `DraftModel` for the protocol."""
 
     def __init__(
@@ -72,14 +72,14 @@ class EagleDraft(nn.Module):
         eps = self.config.layer.rms_norm_eps
         norms = self.embedding_norm, self.feature_norm
         pair = draft_input(input_ids, self.embed_weight, hidden, hidden_index, *norms, eps, Residual.NONE).pair
-        x = linear(pair, self.fc_weight, self.fc_bias)
+        x = self.kernels.linear(pair, self.fc_weight, self.fc_bias)
         for index, layer in enumerate(self.layers):
             x = layer(x, positions, self.tables, kv_cache[index], inputs)
         return DraftOutput(feedback=x, head_input=x)
 
     def logits(self, head_input: torch.Tensor) -> torch.Tensor:
         """See `DraftModel.logits`."""
-        return norm_linear(head_input, self.head_norm, self.config.layer.rms_norm_eps, self.head_weight, None)
+        return self.kernels.norm_linear(head_input, self.head_norm, self.config.layer.rms_norm_eps, self.head_weight, None)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """See `DraftModel.checkpoint_views`."""

@@ -17,10 +17,10 @@ from torch import nn
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.draft_input import Residual, draft_input
 from eaglecli.kernels.gather_norm import gather_norm
-from eaglecli.kernels.linear import linear, norm_linear
 from eaglecli.kernels.rms_norm import rms_norm
 from eaglecli.models.draft_config import DraftConfig
 from eaglecli.models.draft_model import DraftOutput
+from eaglecli.models.kernel_choice import KernelUser
 from eaglecli.models.layers import Attention, DecoderLayer, Mlp, empty_parameter
 from eaglecli.models.rope import RopeTables
 
@@ -64,7 +64,7 @@ class FirstLayer(nn.Module):
         return views | {f"{prefix}{name}.weight": weight for name, weight in norms.items()}
 
 
-class Eagle3Draft(nn.Module):
+class Eagle3Draft(KernelUser):
     """Unfilled layers around a given embedding [>=V, H] and head [Vd, H]; see `DraftModel` for the protocol."""
 
     def __init__(
@@ -105,7 +105,7 @@ class Eagle3Draft(nn.Module):
             features, index = gather_norm(features, index, self.state_norms, len(self.tap_boundaries), eps), None
         if index is not None or self.fused_norm is not None:
             features = gather_norm(features, index, self.fused_norm, 1, eps)
-        return features if self.fc_weight is None else linear(features, self.fc_weight, self.fc_bias)
+        return features if self.fc_weight is None else self.kernels.linear(features, self.fc_weight, self.fc_bias)
 
     def forward(
         self,
@@ -125,7 +125,7 @@ class Eagle3Draft(nn.Module):
 
     def logits(self, head_input: torch.Tensor) -> torch.Tensor:
         """See `DraftModel.logits`."""
-        return norm_linear(head_input, self.final_norm, self.config.layer.rms_norm_eps, self.head_weight, None)
+        return self.kernels.norm_linear(head_input, self.final_norm, self.config.layer.rms_norm_eps, self.head_weight, None)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """See `DraftModel.checkpoint_views`."""

@@ -11,9 +11,8 @@ from torch import nn
 
 from eaglecli.kernels.attention import attention
 from eaglecli.kernels.attention_inputs import AttentionInputs
-from eaglecli.kernels.linear import linear_residual, norm_gate_up, norm_linear
-from eaglecli.kernels.rotary_store import rotary_store
 from eaglecli.models.config import LayerConfig
+from eaglecli.models.kernel_choice import KernelUser
 from eaglecli.models.rope import RopeTables
 
 
@@ -22,7 +21,7 @@ def empty_parameter(*shape: int, dtype: torch.dtype, device: torch.device | str)
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
 
 
-class Attention(nn.Module):
+class Attention(KernelUser):
     """Self-attention with its residual; `input_size` differs from the hidden size in EAGLE-3 drafts."""
 
     def __init__(
@@ -60,10 +59,11 @@ class Attention(nn.Module):
         """residual [T, H] + attention of x [T, input_size], normalised by `norm_weight` unless None; layer_cache [2, slots, nkv, hd]."""
         eps = self.config.rms_norm_eps
         k_cache, v_cache = layer_cache[0], layer_cache[1]
-        qkv = norm_linear(x, norm_weight, eps, self.qkv_weight, self.qkv_bias)
-        q = rotary_store(qkv, positions, tables.cos, tables.sin, inputs.out_slots, k_cache, v_cache, self.q_norm, self.k_norm, eps)
+        qkv = self.kernels.norm_linear(x, norm_weight, eps, self.qkv_weight, self.qkv_bias)
+        places = positions, tables.cos, tables.sin, inputs.out_slots
+        q = self.kernels.rotary_store(qkv, *places, k_cache, v_cache, self.q_norm, self.k_norm, eps)
         attended = (inputs.attend or attention)(q, k_cache, v_cache, inputs, self.scale, self.window)
-        return linear_residual(attended, self.o_weight, self.o_bias, residual)
+        return self.kernels.linear_residual(attended, self.o_weight, self.o_bias, residual)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint name -> the part of our weights that it fills; `prefix` ends with a dot, e.g. "layers.0.self_attn."."""
@@ -77,7 +77,7 @@ class Attention(nn.Module):
         return views
 
 
-class Mlp(nn.Module):
+class Mlp(KernelUser):
     """Gated feed-forward with its residual."""
 
     def __init__(self, config: LayerConfig, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -91,8 +91,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor, norm_weight: torch.Tensor | None) -> torch.Tensor:
         """x [T, H] + MLP of x normalised by `norm_weight` (None: as it is)."""
-        inner = norm_gate_up(x, norm_weight, self.config.rms_norm_eps, self.gate_up_weight, self.gate_up_bias)
-        return linear_residual(inner, self.down_weight, self.down_bias, x)
+        inner = self.kernels.norm_gate_up(x, norm_weight, self.config.rms_norm_eps, self.gate_up_weight, self.gate_up_bias)
+        return self.kernels.linear_residual(inner, self.down_weight, self.down_bias, x)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint name -> the part of our weights that it fills; `prefix` ends with a dot, e.g. "layers.0.mlp."."""

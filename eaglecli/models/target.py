@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from eaglecli.kernels.attention_inputs import AttentionInputs
-from eaglecli.kernels.linear import linear
 from eaglecli.kernels.rms_norm import rms_norm
 from eaglecli.models.config import TargetConfig
+from eaglecli.models.kernel_choice import KernelUser
 from eaglecli.models.layers import DecoderLayer, empty_parameter
 from eaglecli.models.rope import rope_tables
 
@@ -26,7 +26,7 @@ class TargetOutput:
     features: torch.Tensor
 
 
-class TargetModel(nn.Module):
+class TargetModel(KernelUser):
     """A Llama-family model that reads and writes the cache it is given. `own_head` False ties the head to the embedding."""
 
     def __init__(self, config: TargetConfig, dtype: torch.dtype, device: torch.device | str, context_length: int, own_head: bool) -> None:
@@ -72,7 +72,7 @@ class TargetModel(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores [M, V] of the rows of hidden [M, H], which are past the final norm."""
-        return linear(hidden, self.head_weight, None)
+        return self.kernels.linear(hidden, self.head_weight, None)
 
     def checkpoint_views(self) -> dict[str, torch.Tensor]:
         """Checkpoint name -> the part of our weights that it fills; filling all of them fills the model."""

@@ -241,3 +241,14 @@ def test_capture_checks_plain_decoding_too(tmp_path):
     done = CliRunner().invoke(app, ["capture", *arguments, "--cuda-graph-bs", "1", "3", "--json", "-q"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["speculation"]["num_steps"] == 0
+
+
+def test_with_deterministic_inference_padding_must_change_nothing_in_any_dtype(pair, monkeypatch):
+    arguments = ("--cuda-graph-bs", "4", "--dtype", "bfloat16", "--enable-deterministic-inference", "--json")
+    checks = json.loads(invoke(pair, *arguments).stdout)["checks"]
+    assert [check["padding_difference"] for check in checks] == [0.0, 0.0]
+    check_stages = Engine.check_stages
+    monkeypatch.setattr(
+        Engine, "check_stages", lambda engine, count, seed: dataclasses.replace(check_stages(engine, count, seed), num_padding_differs=1)
+    )
+    assert invoke(pair, *arguments).exit_code == ExitCode.CHECK_FAILED
