@@ -8,6 +8,8 @@ from eaglecli.io.bench_splits import compare_buckets
 from eaglecli.io.bench_statistics import ratio_interval
 from eaglecli.io.console import Console
 
+SIMULATION_TOLERANCE = 0.02
+
 
 def put_speedups(found: Sequence[dict[str, Any]]) -> None:
     """Into every configuration with a draft: the ratio to plain decoding at its batch size, if that was measured, and the buckets' own."""
@@ -35,6 +37,16 @@ def warn_of_losses(found: Sequence[dict[str, Any]], draft_limit: int | None, con
             limit = f"; the draft was made for {draft_limit}" if draft_limit is not None and bucket["context_above"] >= draft_limit else ""
             console.warning(
                 f"{item['label']}: contexts above {bucket['context_above']} tokens lose, {bucket['speedup']:.2f} x plain decoding{limit}"
+            )
+
+
+def warn_of_simulation(found: Sequence[dict[str, Any]], console: Console) -> None:
+    """A tree may have no node as deep as the prescription wants: then the figures are those of a shorter accept length."""
+    for item in found:
+        wanted, length = item["simulated_accept_length"], (item["accept"] or {}).get("accept_length")
+        if wanted is not None and length is not None and abs(length - wanted) > SIMULATION_TOLERANCE * wanted:
+            console.warning(
+                f"{item['label']}: {wanted:g} tokens a step were to be simulated, {length:.3f} were: short answers, or a flat tree"
             )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from eaglecli.commands._bench_checks import check_assertions, put_speedups, warn_of_losses
+from eaglecli.commands._bench_checks import check_assertions, put_speedups, warn_of_losses, warn_of_simulation
 from eaglecli.commands._bench_engine import (
     BenchEngine,
     BenchModels,
@@ -214,6 +214,7 @@ class _Bench:
         if self.models.draft is not None:
             self.console.note(f"accept = {DEFINITIONS['accept_length']}")
         warn_of_losses(self.found, self.models.draft_limit, self.console)
+        warn_of_simulation(self.found, self.console)
 
     def _end(self, earlier: Mapping[str, Any] | None) -> BenchResult:
         options = self.task.options

@@ -171,7 +171,7 @@ def _draw_stages(axes: Axes, found: Sequence[Configuration]) -> None:
     axes.set_yticks(range(len(shown)), [item["label"] for item in shown], fontsize=9)
     axes.invert_yaxis()
     axes.set_xlim(0, 1.25 * max(_bar_ms(item) for item in shown))
-    axes.legend(frameon=False, fontsize=9, ncols=5, loc="upper center", bbox_to_anchor=(0.45, -0.1))
+    axes.legend(frameon=False, fontsize=9, ncols=5, loc="upper center", bbox_to_anchor=(0.45, -0.12))
     if left_out:
         axes.set_title(f"One decode step by stage ({left_out} more configurations are not shown)")
 
