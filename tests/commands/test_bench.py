@@ -49,29 +49,25 @@ def run(pair: Pair, output: Path, *arguments: str) -> dict:
     return json.loads((output / "bench.json").read_text())
 
 
-def own(prompts: Path, *more: str) -> list[str]:
-    return ["--dataset-path", str(prompts), "--max-new-tokens", "61", *more]
+def own(prompts: Path, *more: str, new_tokens: int = 7) -> list[str]:
+    return ["--dataset-path", str(prompts), "--max-new-tokens", str(new_tokens), *more]
 
 
 def test_a_perfect_chain_of_five_accepts_exactly_six_and_a_random_draft_about_one(cycle, rand, prompts, tmp_path):
     """B62: 60 tokens over 10 steps after the token of the prefill."""
-    perfect = run(cycle, tmp_path / "cycle", *own(prompts, "--batch-size", "1", "4"))
+    perfect = run(cycle, tmp_path / "cycle", *own(prompts, "--batch-size", "1", "4", new_tokens=61))
     for item in perfect["configurations"]:
         assert item["accept"]["accept_length"] == 6.0
         assert (item["accept"]["spec_verify_ct"], item["accept"]["spec_num_proposed_drafts"]) == (40, 200)
-    noise = run(rand, tmp_path / "rand", *own(prompts))["configurations"][0]
+    noise = run(rand, tmp_path / "rand", *own(prompts, "--batch-size", "4", new_tokens=13))["configurations"][0]
     assert 1.0 <= noise["accept"]["accept_length"] < 1.3
-    assert "(sum A + sum V) / sum V" in noise_definition(noise, tmp_path / "rand")
-
-
-def noise_definition(item: dict, folder: Path) -> str:
-    return (folder / "log.txt").read_text()
+    assert "(sum A + sum V) / sum V" in (tmp_path / "rand" / "log.txt").read_text()
 
 
 def test_totals_and_ratios_equal_a_recount_of_the_output(e3, prompts, tmp_path):
     """B63, B65: a tree of 5 steps, 4 branches and 16 nodes."""
     arguments = ["--config-list", "3,5,4,16", "1,0,0,0", "--num-prompts", "5", "--disable-ignore-eos"]
-    document = run(e3, tmp_path / "run", *own(prompts, *arguments))
+    document = run(e3, tmp_path / "run", *own(prompts, *arguments, new_tokens=21))
     written = lines(tmp_path / "run" / "generations.jsonl")
     assert [item["mode"] for item in document["configurations"]] == ["5/4/16", "plain"]
     for item in document["configurations"]:
@@ -93,7 +89,7 @@ def test_totals_and_ratios_equal_a_recount_of_the_output(e3, prompts, tmp_path):
 
 
 def test_the_text_with_a_draft_is_the_text_without(e3, prompts, tmp_path):
-    run(e3, tmp_path / "run", *own(prompts, "--batch-size", "3", "--baseline", "--temperature", "1"))
+    run(e3, tmp_path / "run", *own(prompts, "--batch-size", "3", "--baseline", "--temperature", "1", new_tokens=13))
     by_mode: dict[str, list] = {}
     for line in lines(tmp_path / "run" / "generations.jsonl"):
         by_mode.setdefault(line["configuration"], []).append(line["token_ids"])
@@ -138,13 +134,13 @@ def test_figures_are_split_by_the_length_of_the_context(tmp_path):
 
 
 def test_simulated_acceptance_is_stamped_and_writes_no_text(e3, tmp_path):
-    arguments = ["--simulate-acc-len", "2.5", "--random-input-len", "9", "--random-output-len", "41", "--batch-size", "3", "--baseline"]
+    arguments = ["--simulate-acc-len", "2.5", "--random-input-len", "9", "--random-output-len", "26", "--batch-size", "3", "--baseline"]
     document = run(e3, tmp_path / "run", *arguments)
     plain, drafted = document["configurations"]
     assert (plain["simulated_accept_length"], drafted["simulated_accept_length"]) == (None, 2.5)
     assert document["conditions"]["simulated_accept_length"] == 2.5
-    assert drafted["accept"]["accept_length"] == pytest.approx(2.5, abs=0.05)
-    assert drafted["total_output_tokens"] == 3 * 41
+    assert drafted["accept"]["accept_length"] == pytest.approx(2.5, abs=0.06)
+    assert drafted["total_output_tokens"] == 3 * 26
     assert not (tmp_path / "run" / "generations.jsonl").exists()
     assert "SIMULATED" in (tmp_path / "run" / "log.txt").read_text()
 
@@ -159,9 +155,11 @@ def test_a_named_shape_runs_without_any_file(tmp_path):
     assert not (tmp_path / "run" / "generations.jsonl").exists()
 
 
-def test_times_are_told_apart_and_files_agree(e3, prompts, tmp_path):
+def test_times_are_told_apart_and_files_agree(cycle, prompts, tmp_path):
     copy = tmp_path / "copy.json"
-    document = run(e3, tmp_path / "run", *own(prompts, "--repeat", "2", "--output-json", str(copy), "--metric-names", "vllm"))
+    document = run(
+        cycle, tmp_path / "run", *own(prompts, "--repeat", "2", "--output-json", str(copy), "--metric-names", "vllm", new_tokens=31)
+    )
     assert json.loads(copy.read_text()) == document
     assert lines(tmp_path / "run" / "results.jsonl") == document["configurations"]
     item = document["configurations"][0]
@@ -176,7 +174,7 @@ def test_times_are_told_apart_and_files_agree(e3, prompts, tmp_path):
     assert item["graph_hit_rate"] == 0.0  # on the CPU nothing is captured
 
 
-def test_warm_up_goes_on_until_two_windows_agree(e3, prompts, tmp_path, monkeypatch):
+def test_warm_up_goes_on_until_two_windows_agree(cycle, prompts, tmp_path, monkeypatch):
     from eaglecli.commands import _bench_run
 
     rates = iter([1.0, 5.0, 10.0, 10.2])
@@ -193,7 +191,7 @@ def test_warm_up_goes_on_until_two_windows_agree(e3, prompts, tmp_path, monkeypa
     monkeypatch.setattr(_bench_run, "run_pass", scripted)
     done = CliRunner().invoke(
         app,
-        ["bench", "--target", str(e3.target_dir), "--draft", str(e3.draft_dir), "-o", str(tmp_path / "run"), "--device", "cpu"]
+        ["bench", "--target", str(cycle.target_dir), "--draft", str(cycle.draft_dir), "-o", str(tmp_path / "run"), "--device", "cpu"]
         + ["--context-length", "512", "--repeat", "1", "--no-plot", "--dataset-path", str(prompts), "--max-new-tokens", "4"],
     )
     assert done.exit_code == ExitCode.OK, done.output
@@ -201,8 +199,8 @@ def test_warm_up_goes_on_until_two_windows_agree(e3, prompts, tmp_path, monkeypa
     assert item["warmup"] == {"windows": [1.0, 5.0, 10.0, 10.2], "agreed": True}
 
 
-def test_a_run_is_compared_with_an_earlier_one(e3, prompts, tmp_path):
-    document = run(e3, tmp_path / "old", *own(prompts))
+def test_a_run_is_compared_with_an_earlier_one(cycle, prompts, tmp_path):
+    document = run(cycle, tmp_path / "old", *own(prompts))
     old = tmp_path / "old" / "bench.json"
     halved, doubled = (tmp_path / name for name in ("halved.json", "doubled.json"))
     for file, factor in ((halved, 0.5), (doubled, 2.0)):
@@ -213,7 +211,7 @@ def test_a_run_is_compared_with_an_earlier_one(e3, prompts, tmp_path):
     faster = invoke(None, None, "--compare", str(halved), "--compare", str(old), "--json")
     assert faster.exit_code == ExitCode.OK, faster.output
     assert json.loads(faster.stdout)["compare"]["configurations"][0]["verdict"] == "faster"
-    slower = invoke(e3, tmp_path / "new", *own(prompts, "--compare", str(doubled)), "--json")
+    slower = invoke(cycle, tmp_path / "new", *own(prompts, "--compare", str(doubled)), "--json")
     assert slower.exit_code == ExitCode.CHECK_FAILED
     assert "became slower" in slower.stderr
     assert json.loads(slower.stdout)["compare"]["configurations"][0]["verdict"] in ("slower", "same")
@@ -237,19 +235,19 @@ def test_an_assertion_that_fails_is_exit_code_7(cycle, prompts, tmp_path, argume
     assert ("does not hold" in done.stderr) == (not holds)
 
 
-def test_a_profile_is_a_chrome_trace(e3, prompts, tmp_path):
+def test_a_profile_is_a_chrome_trace(cycle, prompts, tmp_path):
     import gzip
 
-    run(e3, tmp_path / "run", *own(prompts, "--profile", str(tmp_path / "traces"), "--profile-steps", "2"))
+    run(cycle, tmp_path / "run", *own(prompts, "--profile", str(tmp_path / "traces"), "--profile-steps", "2"))
     trace = json.loads(gzip.decompress((tmp_path / "traces" / "trace-b1-5-1-6.json.gz").read_bytes()))
     assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
 
 
-def test_the_picture_is_drawn(e3, prompts, tmp_path):
+def test_the_picture_is_drawn(cycle, prompts, tmp_path):
     pytest.importorskip("matplotlib")
     done = CliRunner().invoke(
         app,
-        ["bench", "--target", str(e3.target_dir), "--draft", str(e3.draft_dir), "-o", str(tmp_path / "run"), *QUICK[:-1]]
+        ["bench", "--target", str(cycle.target_dir), "--draft", str(cycle.draft_dir), "-o", str(tmp_path / "run"), *QUICK[:-1]]
         + own(prompts, "--baseline", "--batch-size", "1", "2"),
     )
     assert done.exit_code == ExitCode.OK, done.output
@@ -289,17 +287,17 @@ def test_plain_decoding_cannot_be_simulated(e3, tmp_path):
     assert done.exit_code == ExitCode.USAGE and "--draft" in done.stderr
 
 
-def test_results_that_are_there_are_not_overwritten_unasked(e3, prompts, tmp_path):
-    run(e3, tmp_path / "run", *own(prompts))
-    again = invoke(e3, tmp_path / "run", *own(prompts))
+def test_results_that_are_there_are_not_overwritten_unasked(cycle, prompts, tmp_path):
+    run(cycle, tmp_path / "run", *own(prompts))
+    again = invoke(cycle, tmp_path / "run", *own(prompts))
     assert again.exit_code == ExitCode.USAGE and "--overwrite" in again.stderr
-    assert invoke(e3, tmp_path / "run", *own(prompts, "--overwrite")).exit_code == ExitCode.OK
+    assert invoke(cycle, tmp_path / "run", *own(prompts, "--overwrite")).exit_code == ExitCode.OK
 
 
-def test_a_shortage_of_memory_has_its_exit_code(e3, prompts, tmp_path, monkeypatch):
+def test_a_shortage_of_memory_has_its_exit_code(cycle, prompts, tmp_path, monkeypatch):
     def lose(*_):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(Engine, "step", lose)
-    done = invoke(e3, tmp_path / "run", *own(prompts))
+    done = invoke(cycle, tmp_path / "run", *own(prompts))
     assert done.exit_code == ExitCode.MEMORY and "out of memory" in done.stderr
