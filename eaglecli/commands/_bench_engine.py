@@ -71,7 +71,9 @@ def load_bench_models(models: FoundModels, fit: DraftFit | None, settings: Gener
     draft = None if fit is None else build(fit, target, dtype, device, context)
     synchronize(device)
     load_s = time.perf_counter() - started
-    return BenchModels(target, draft, device, dtype, context, measure_device(device, dtype), load_s)
+    speed = measure_device(device, dtype)
+    release_memory()
+    return BenchModels(target, draft, device, dtype, context, speed, load_s)
 
 
 def open_bench_engine(

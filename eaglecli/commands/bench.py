@@ -184,7 +184,7 @@ class _Bench:
     def _introduce(self) -> None:
         settings, options, models, speed = self.task.settings, self.task.options, self.models, self.models.speed
         say = self.console.note
-        say(f"target {settings.target}: {', '.join(models.target.summary)}")
+        say(f"target {_shown(settings.target)}: {', '.join(models.target.summary)}")
         say(f"draft {settings.draft}: {', '.join(models.draft.summary)}" if models.draft else "no draft: plain decoding")
         for warning in models.draft.warnings if models.draft else ():
             self.console.warning(warning)
@@ -248,7 +248,7 @@ class _Bench:
                 "device": torch.cuda.get_device_name() if settings.device == "cuda" else "cpu",
                 "dtype": str(self.models.dtype).removeprefix("torch."),
                 "weights": "dummy" if settings.load_format == "dummy" else "real",
-                "target": settings.target,
+                "target": _shown(settings.target),
                 "draft": settings.draft if self.models.draft else None,
                 "simulated_accept_length": options.simulate_acc_len,
                 "context_length": self.models.context_length,
@@ -275,6 +275,11 @@ def _by_triple(listed: Sequence[BenchConfiguration]) -> Iterator[tuple[Speculati
     ranked = sorted(listed, key=lambda item: order.index(item.speculation))
     for speculation, group in groupby(ranked, key=lambda item: item.speculation):
         yield speculation, list(group)
+
+
+def _shown(target: str | None) -> str | None:
+    """A shape is known by its name, wherever its file lies."""
+    return Path(target).stem if target and target.endswith(".json") else target
 
 
 def _output(task: BenchTask, data: BenchData) -> Path:

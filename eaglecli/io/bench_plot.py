@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 _COLORS = ("#4d4d4d", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by colour-blind eyes too
 _STAGES = {"draft": "#56b4e9", "verify": "#0072b2", "extend": "#009e73", "other": "#bbbbbb"}
 _MARKERS, _LINES = "oDs^vPX", ("-", "-", "--", "-.", ":")
-_MOST_BARS = 12
+_MOST_BARS = 20
 _MODES_BESIDE_ONE_ANOTHER = 4
 
 Configuration = Mapping[str, Any]
@@ -76,8 +76,8 @@ def _draw_throughput(axes: Axes, found: Sequence[Configuration], modes: Sequence
         points = sorted((item for item in found if item["mode"] == mode), key=lambda item: item["batch_size"])
         sizes, rates = [item["batch_size"] for item in points], [item["output_throughput"] for item in points]
         repeats = [[repeat["output_throughput"] for repeat in item["repeats"]] for item in points]
-        lows = [rate - min(values) for rate, values in zip(rates, repeats, strict=True)]
-        highs = [max(values) - rate for rate, values in zip(rates, repeats, strict=True)]
+        lows = [max(0.0, rate - min(values)) for rate, values in zip(rates, repeats, strict=True)]
+        highs = [max(0.0, max(values) - rate) for rate, values in zip(rates, repeats, strict=True)]
         axes.errorbar(
             sizes,
             rates,

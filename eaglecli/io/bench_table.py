@@ -23,14 +23,15 @@ def speed_table(configurations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 def stage_table(configurations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Median milliseconds of each stage (the host's: mean), graphs and memory."""
-    yield f"{'batch':>5} {'mode':9}" + "".join(f"{name + ' ms':>12}" for name in _STAGES) + f"{'graphs':>7}{'MiB':>7}"
+    yield "time by stage in ms, share of stages run by graph, peak memory"
+    yield f"{'batch':>5} {'mode':9}" + "".join(f"{name:>10}" for name in _STAGES) + f"{'graphs':>7}{'MiB':>8}"
     for item in configurations:
         stages = item["stages_ms"]
         times = [(stages.get(name) or {}).get("mean" if name == "host" else "p50") for name in _STAGES]
         peak = item["peak_memory_bytes"]
-        cells = "".join(_cell(value, 12, ".3f") for value in times)
+        cells = "".join(_cell(value, 10, ".3f") for value in times)
         memory = None if peak is None else peak / MIB
-        yield f"{item['batch_size']:5} {item['mode']:9}{cells}{_cell(item['graph_hit_rate'], 7, '.0%')}{_cell(memory, 7, '.0f')}"
+        yield f"{item['batch_size']:5} {item['mode']:9}{cells}{_cell(item['graph_hit_rate'], 7, '.0%')}{_cell(memory, 8, '.0f')}"
 
 
 def context_table(configurations: Sequence[Mapping[str, Any]]) -> Iterator[str]:

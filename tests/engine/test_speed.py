@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from eaglecli.commands._bench_run import in_simulated_step
 from eaglecli.config import shipped_shapes
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.floor import iteration_work
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
 from eaglecli.engine.stage_clock import StageClock
 from eaglecli.errors import UserError
-from eaglecli.kernels.simulate_accept import lattice_seed
 from eaglecli.models.draft_fit import shape_only_model
 from eaglecli.models.dummy_draft import build_dummy_draft, dummy_draft_fit
 from eaglecli.models.eagle3 import Eagle3Draft
@@ -78,9 +78,7 @@ def test_the_device_has_a_speed():
 @pytest.mark.parametrize("triple", [(5, 1, 6), (4, 2, 10)])
 def test_simulated_steps_have_the_mean_that_was_asked_for_and_counts_close(e3: LoadedPair, triple):
     engine = make_engine(e3.target, e3.draft, triple, max_running_requests=3, simulated_accept_length=2.5)
-    requests = requests_of(random_prompts([9, 20, 33, 5]), max_new_tokens=51)
-    for number, request in enumerate(requests):
-        object.__setattr__(request.sampling, "seed", lattice_seed(len(request.prompt_ids), 2.5, number))
+    requests = in_simulated_step(requests_of(random_prompts([9, 20, 33, 5]), max_new_tokens=51), 2.5)
     found = run(engine, requests)
     for completion in found.values():
         assert len(completion.output_ids) == 51
