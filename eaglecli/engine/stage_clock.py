@@ -46,7 +46,8 @@ class StageClock:
         first = self._spans[0][1] if self._spans else 0.0
         found: dict[str, list[tuple[float, float]]] = {}
         for name, begin, end in self._spans:
-            found.setdefault(name, []).append((_seconds_between(first, begin), _seconds_between(first, end)))
+            begin_s = _seconds_between(first, begin)  # events give float32: a span's length is measured by itself
+            found.setdefault(name, []).append((begin_s, begin_s + _seconds_between(begin, end)))
         return {name: StageSpans(*np.array(pairs, np.float64).T) for name, pairs in found.items()}
 
     def _now(self) -> "torch.cuda.Event | float":

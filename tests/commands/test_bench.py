@@ -8,6 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from eaglecli.cli import app
+from eaglecli.commands._bench_settings import OPTION_NAMES
 from eaglecli.engine.engine import Engine
 from eaglecli.errors import ExitCode
 from tests.commands.program import lines, write_records
@@ -238,7 +239,7 @@ def test_an_assertion_that_fails_is_exit_code_7(cycle, prompts, tmp_path, argume
 def test_a_profile_is_a_chrome_trace(cycle, prompts, tmp_path):
     import gzip
 
-    run(cycle, tmp_path / "run", *own(prompts, "--profile", str(tmp_path / "traces"), "--profile-steps", "2"))
+    run(cycle, tmp_path / "run", *own(prompts, "--profile", str(tmp_path / "traces"), "--profile-steps", "2", new_tokens=40))
     trace = json.loads(gzip.decompress((tmp_path / "traces" / "trace-b1-5-1-6.json.gz").read_bytes()))
     assert any("aten::" in event.get("name", "") for event in trace["traceEvents"])
 
@@ -301,3 +302,12 @@ def test_a_shortage_of_memory_has_its_exit_code(cycle, prompts, tmp_path, monkey
     monkeypatch.setattr(Engine, "step", lose)
     done = invoke(cycle, tmp_path / "run", *own(prompts))
     assert done.exit_code == ExitCode.MEMORY and "out of memory" in done.stderr
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_help_page_names_every_option_within_its_width(columns):
+    done = CliRunner().invoke(app, ["bench", "--help"], env={"COLUMNS": str(columns), "NO_COLOR": "1"})
+    assert done.exit_code == 0
+    assert max(map(len, done.stdout.splitlines())) <= columns
+    for name in OPTION_NAMES:
+        assert f"--{name.replace('_', '-')}" in done.stdout, name

@@ -106,7 +106,7 @@ def test_a_clock_sees_every_stage_once_an_iteration_and_none_without_it(e3: Load
         "extend": num_iterations,
     }
     assert all((span.seconds > 0).all() for span in spans.values())
-    assert np.all(spans["draft"].end_s <= spans["verify"].begin_s)
+    assert np.all(spans["draft"].end_s <= spans["verify"].begin_s + 1e-5)
     run(engine, requests_of(random_prompts([4]), max_new_tokens=9))
     assert len(clock.spans()["verify"].seconds) == num_iterations
 
