@@ -64,20 +64,24 @@ def _any_spelling(name: str) -> str:
     return ALIASES.get(dashed, dashed)
 
 
+MANY_VALUES = {"--cuda-graph-bs": ",", "--batch-size": ",", "--config-list": ";"}  # and what divides their values once they are one
+
+
 def join_values(arguments: Sequence[str]) -> list[str]:
-    """The values that follow --cuda-graph-bs, up to what is no number, as one: `--cuda-graph-bs 1 2 4` is `--cuda-graph-bs 1,2,4`."""
+    """The values that follow an option of `MANY_VALUES`, up to what is no number, as one: `--batch-size 1 2 4` is `--batch-size 1,2,4`."""
     joined: list[str] = []
     for argument in arguments:
         is_number = argument.strip(" ,").replace(",", "").isdecimal()
-        if is_number and len(joined) > 1 and joined[-2].replace("_", "-") == "--cuda-graph-bs":
-            joined[-1] += f",{argument}"
+        divider = MANY_VALUES.get(joined[-2].replace("_", "-")) if is_number and len(joined) > 1 else None
+        if divider:
+            joined[-1] += f"{divider}{argument}"
         else:
             joined.append(argument)
     return joined
 
 
 class ManyValuesCommand(ReadableHelpCommand):
-    """A command whose --cuda-graph-bs takes values until the next option, as its users know it."""
+    """A command whose options of `MANY_VALUES` take values until the next option, as their users know them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See `join_values`."""
@@ -635,6 +639,200 @@ def _target_spelling(name: str) -> str:
     """As `_any_spelling`, but for the names of models alone: --max-tokens is a budget of the trainer."""
     dashed = name.replace("_", "-")
     return "target" if dashed in ("model", "model-path") else dashed
+
+
+DATA, MEASURING, CHECKS = "Data", "Measuring", "Checks"
+BENCH_ALIASES = {
+    **ALIASES,
+    "input": "dataset-path",
+    "input-file": "dataset-path",
+    "input-len": "random-input-len",
+    "output-len": "random-output-len",
+    "num-iters": "repeat",
+    "limit": "num-prompts",
+}
+
+
+def _bench_spelling(name: str) -> str:
+    """As `_any_spelling`, with the names that vLLM's and SGLang's benches have for the same thing."""
+    dashed = name.replace("_", "-")
+    return BENCH_ALIASES.get(dashed, dashed)
+
+
+@app.command(cls=ManyValuesCommand, context_settings={"token_normalize_func": _bench_spelling}, epilog=EXIT_CODES)
+def bench(
+    ctx: typer.Context,
+    dataset_name: Annotated[
+        Literal["random", "sharegpt", "custom", "eval", "mt-bench", "gsm8k", "humaneval", "alpaca", "sum", "qa"] | None,
+        _option(DATA, "What the prompts are; `eval`: all six sets.", "--dataset-name", default="custom with a path, else random"),
+    ] = None,
+    dataset_path: Annotated[
+        list[str] | None,
+        _option(DATA, "File of prompts as for generate (repeat), or folder of the evaluation sets.", "--dataset-path", metavar="FILE"),
+    ] = None,
+    num_prompts: Annotated[
+        int | None, _option(DATA, "Prompts of every configuration.", "--num-prompts", metavar="N", default="all; random: the largest batch")
+    ] = None,
+    input_format: Annotated[str, _option(DATA, "As for generate.", "--input-format", default="auto")] = "auto",
+    prompt_field: Annotated[str | None, _option(DATA, "Field that holds the prompt.", "--prompt-field", metavar="PATH")] = None,
+    shuffle_seed: Annotated[int | None, _option(DATA, "Shuffle the prompts.", "--shuffle-seed")] = None,
+    apply_chat_template: Annotated[
+        bool,
+        _option(
+            DATA,
+            "Make a `prompt` one user message.",
+            "--apply-chat-template/--no-apply-chat-template",
+            default="yes, if there is a template; sharegpt: no",
+        ),
+    ] = True,
+    random_input_len: Annotated[int, _option(DATA, "Prompt tokens of random prompts.", "--random-input-len", default="1024")] = 1024,
+    random_output_len: Annotated[int, _option(DATA, "New tokens of random prompts.", "--random-output-len", default="1024")] = 1024,
+    random_range_ratio: Annotated[
+        float | None,
+        _option(
+            DATA,
+            "Spread of random lengths, (1 - r) to (1 + r) times; with --compat sglang r to 1 times.",
+            "--random-range-ratio",
+            metavar="R",
+            default="0",
+        ),
+    ] = None,
+    sharegpt_output_len: Annotated[
+        int | None, _option(DATA, "New tokens for every prompt.", "--sharegpt-output-len", default="as long as the answer in the file")
+    ] = None,
+    sharegpt_context_len: Annotated[
+        int | None, _option(DATA, "Leave out longer pairs.", "--sharegpt-context-len", default="the peers' limits")
+    ] = None,
+    compat: Annotated[
+        Literal["sglang", "vllm"] | None, _option(DATA, "Defaults and rules of that tool's bench.", "--compat", default="none")
+    ] = None,
+    target: TargetOption = None,
+    draft: Annotated[
+        str | None,
+        _option(
+            MODEL, "EAGLE draft; `none`, or `dummy` for random weights.", "--draft", metavar="MODEL", default="from --config, else none"
+        ),
+    ] = None,
+    tokenizer_path: Annotated[str | None, _option(MODEL, "Tokenizer, if not the target's.", "--tokenizer-path", metavar="MODEL")] = None,
+    revision: RevisionOption = None,
+    local_files_only: LocalFilesOnlyOption = False,
+    load_format: Annotated[
+        Literal["auto", "safetensors", "dummy"],
+        _option(
+            MODEL, "`dummy`: random weights for a config, or for a shape: llama-3.1-8b, smollm2-135m.", "--load-format", default="auto"
+        ),
+    ] = "auto",
+    batch_size: Annotated[
+        str | None, _option(MEASURING, "Requests that run at a time: 1 4 16, or 1,4,16.", "--batch-size", metavar="N...", default="1")
+    ] = None,
+    config_list: Annotated[
+        str | None,
+        _option(
+            MEASURING,
+            "batch,steps,topk,draft_tokens, one after the other; steps 0: plain decoding.",
+            "--config-list",
+            metavar="B,S,K,N...",
+            default="--batch-size with the triple",
+        ),
+    ] = None,
+    baseline: Annotated[bool, _option(MEASURING, "Plain decoding of the same prompts too, and the speed-up.", "--baseline")] = False,
+    repeat: Annotated[int, _option(MEASURING, "Timed passes over all prompts.", "--repeat", metavar="N", default="3")] = 3,
+    num_warmups: Annotated[
+        int | None, _option(MEASURING, "Warm-up windows.", "--num-warmups", metavar="N", default="until two agree within 3 %")
+    ] = None,
+    skip_warmup: Annotated[bool, _option(MEASURING, "Do not warm up.", "--skip-warmup")] = False,
+    disable_ignore_eos: Annotated[
+        bool, _option(MEASURING, "Let answers end where they end.", "--disable-ignore-eos", default="end of text is ignored")
+    ] = False,
+    simulate_acc_len: Annotated[
+        float | None,
+        _option(
+            MEASURING, "Accept so many tokens a step, whatever the draft says; the text means nothing.", "--simulate-acc-len", metavar="X"
+        ),
+    ] = None,
+    profile: Annotated[str | None, _option(MEASURING, "Write a chrome trace of each configuration.", "--profile", metavar="DIR")] = None,
+    profile_steps: Annotated[int, _option(MEASURING, "Iterations of a trace.", "--profile-steps", metavar="N", default="20")] = 20,
+    compare: Annotated[
+        list[str] | None,
+        _option(
+            CHECKS, "Hold this run against an earlier one; given twice: the second against the first, no run.", "--compare", metavar="FILE"
+        ),
+    ] = None,
+    assert_throughput: Annotated[
+        float | None, _option(CHECKS, "Exit code 7 below so many output token/s.", "--assert-throughput", metavar="X")
+    ] = None,
+    assert_accept_length: Annotated[
+        float | None, _option(CHECKS, "Exit code 7 below this accept length.", "--assert-accept-length", metavar="X")
+    ] = None,
+    assert_speedup: Annotated[
+        float | None, _option(CHECKS, "Exit code 7 below this ratio to --baseline.", "--assert-speedup", metavar="X")
+    ] = None,
+    output: Annotated[
+        str | None,
+        _option(OUTPUT, "Directory of the results.", "-o", "--output", metavar="DIR", default="runs/bench-<target>-<data>-<time>"),
+    ] = None,
+    overwrite: Annotated[bool, _option(OUTPUT, "Replace the results in that directory.", "--overwrite")] = False,
+    output_json: Annotated[str | None, _option(OUTPUT, "Also write bench.json to this file.", "--output-json", metavar="FILE")] = None,
+    metric_names: Annotated[
+        Literal["sglang", "vllm"], _option(OUTPUT, "Whose names figures bear; vllm: both.", "--metric-names", default="sglang")
+    ] = "sglang",
+    plot: Annotated[bool, _option(OUTPUT, "Draw report.png (extra `plot`).", "--plot/--no-plot", default="plot")] = True,
+    temperature: Annotated[float, _option(SAMPLING, "0 is greedy.", "--temperature", default="0")] = 0.0,
+    top_p: Annotated[float, _option(SAMPLING, "Nucleus: 0 < p <= 1.", "--top-p", default="1")] = 1.0,
+    top_k: Annotated[int, _option(SAMPLING, "Candidates kept; -1 keeps all.", "--top-k", default="-1")] = -1,
+    min_p: Annotated[float, _option(SAMPLING, "Least share of the best candidate's probability.", "--min-p", default="0")] = 0.0,
+    random_seed: Annotated[int, _option(SAMPLING, "Seed of prompts and samples.", "--random-seed", default="0")] = 0,
+    max_new_tokens: Annotated[
+        int, _option(SAMPLING, "Longest answer in tokens.", "--max-new-tokens", default="512, or the room left")
+    ] = 512,
+    speculative_algorithm: SpeculativeAlgorithmOption = None,
+    speculative_num_steps: SpeculativeNumStepsOption = None,
+    speculative_eagle_topk: SpeculativeEagleTopkOption = None,
+    speculative_num_draft_tokens: SpeculativeNumDraftTokensOption = None,
+    num_speculative_tokens: NumSpeculativeTokensOption = None,
+    speculative_token_map: SpeculativeTokenMapOption = None,
+    draft_config_overrides: DraftConfigOverridesOption = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    context_length: ContextLengthOption = None,
+    max_total_tokens: Annotated[
+        int | None, _option(ENGINE, "Size of the KV cache in tokens.", "--max-total-tokens", default="a full batch of the longest prompt")
+    ] = None,
+    mem_fraction_static: MemFractionStaticOption = 0.85,
+    chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
+    page_size: PageSizeOption = 16,
+    attention_backend: AttentionBackendOption = None,
+    cuda_graph_bs: CudaGraphBsOption = None,
+    cuda_graph_max_bs: CudaGraphMaxBsOption = None,
+    disable_cuda_graph: DisableCudaGraphOption = False,
+    disable_cuda_graph_padding: DisableCudaGraphPaddingOption = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    no_color: NoColorOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Measure throughput and accept length over batch sizes and triples, in one process, on one set of prompts.
+
+    [bold]eaglecli bench --target smollm2-135m --draft runs/draft/draft --dataset-path prompts.jsonl --batch-size 1 4 16 --baseline[/bold]
+
+    [bold]eaglecli bench --load-format dummy --target llama-3.1-8b --draft dummy --simulate-acc-len 2.88 --batch-size 1 8[/bold]
+
+    Writes results.jsonl (a line a configuration), bench.json, report.png, generations.jsonl and log.txt.
+    """
+    console = _console(quiet, no_color=no_color, debug=debug)
+    _exit(console, lambda: _bench(ctx.params, _given_names(ctx), console))
+
+
+def _bench(params: Mapping[str, Any], given_names: set[str], console: Any) -> ExitCode:
+    from eaglecli.commands.bench import bench as run
+    from eaglecli.commands.bench import resolve
+
+    given = {name: params[name] for name in given_names if name not in PRESENTATION}
+    result = run(resolve(given, params["config"]), console, ["eaglecli", *sys.argv[1:]])
+    if params["json"]:
+        _print_json(result.document)
+    return result.exit_code
 
 
 ANSWERS, TRAINING = "Answers", "Training"

@@ -326,9 +326,18 @@ def find_config(name: str) -> Path:
 
 def shipped_configs() -> dict[str, Path]:
     """Configs by name: packed beside the code in a wheel, at the top of the tree in a checkout."""
+    return _shipped("*.yaml")
+
+
+def shipped_shapes() -> dict[str, Path]:
+    """Shapes of models (config.json files without weights) by name, for speed runs with `--load-format dummy`."""
+    return _shipped("shapes/*.json")
+
+
+def _shipped(pattern: str) -> dict[str, Path]:
     here = Path(__file__).parent
     folder = next((folder for folder in (here / "_configs", here.parent / "configs") if folder.is_dir()), None)
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))} if folder else {}
+    return {path.stem: path for path in sorted(folder.glob(pattern))} if folder else {}
 
 
 def read_config(path: Path) -> ConfigFile:

@@ -19,7 +19,7 @@ def test_importing_a_light_module_loads_nothing_heavy(module):
     assert loaded_after(f"import eaglecli.{module}") == set()
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["generate", "--help"], ["bench", "--help"]])
 def test_help_and_version_load_nothing_heavy(arguments):
     code = (
         f"from typer.testing import CliRunner; from eaglecli.cli import app; assert CliRunner().invoke(app, {arguments!r}).exit_code == 0"

@@ -20,7 +20,7 @@ def build_answer(completions: Sequence[Completion], end_token_ids: tuple[int, ..
         finish_reason=last.finish_reason,  # type: ignore[arg-type]
         stop_token_id=last.stop_token_id,
         num_prompt_tokens=sum(len(turn.request.prompt_ids) for turn in completions),
-        counts=_counts_of(completions, end_token_ids),
+        counts=counts_of(completions, end_token_ids),
         seed=last.request.sampling.seed,
         sample=last.request.sample,
         queue_s=sum(turn.queue_s for turn in completions),
@@ -42,7 +42,7 @@ def _turn_of(turn: Completion) -> TurnAnswer:
     return TurnAnswer(turn.output_ids, turn.finish_reason, turn.stop_token_id, len(turn.request.prompt_ids))  # type: ignore[arg-type]
 
 
-def _counts_of(completions: Sequence[Completion], end_token_ids: tuple[int, ...]) -> AnswerCounts:
+def counts_of(completions: Sequence[Completion], end_token_ids: tuple[int, ...]) -> AnswerCounts:
     """Of several turns each may hold an end token: then no first one is named, and all steps count."""
     ends = np.flatnonzero(np.isin(completions[0].output_ids, end_token_ids)) if len(completions) == 1 else ()
     return AnswerCounts(

@@ -248,13 +248,14 @@ def _cache_tokens(
     speculation = speculation_of(settings)
     row = -(-(context_length + speculation.lookahead) // settings.page_size) * settings.page_size
     wanted = settings.max_running_requests * row + settings.page_size
-    affordable = (_cache_bytes(settings) - table_bytes) // bytes_per_token
+    affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token
     if affordable < settings.page_size:
         raise UserError("no memory is left for the KV cache", "use a smaller model or a larger --mem-fraction-static", ExitCode.MEMORY)
     return min(wanted, affordable)
 
 
-def _cache_bytes(settings: GenerateSettings) -> int:
+def cache_bytes(settings: GenerateSettings) -> int:
+    """Bytes that the cache may take on the device now that the weights are there."""
     if settings.device == "cpu":
         return int(CPU_CACHE_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     free, total = torch.cuda.mem_get_info()

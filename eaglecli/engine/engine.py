@@ -22,9 +22,10 @@ from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, status_of
 from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted
-from eaglecli.engine.scheduler import Scheduler, Sequence
+from eaglecli.engine.scheduler import PrefillChunk, Scheduler, Sequence
 from eaglecli.engine.settings import EngineSettings, check_windows
 from eaglecli.engine.stage_check import CheckedParts, StageCheck, check_stages
+from eaglecli.engine.stage_clock import StageClock
 from eaglecli.engine.token_choice import logprob_width
 from eaglecli.kernels.commit_run import Status
 from eaglecli.models.draft_model import DraftModel
@@ -37,6 +38,7 @@ class EngineCounts:
 
     num_iterations: int = 0
     num_prefill_tokens: int = 0
+    num_output_tokens: int = 0
     num_row_steps: int = 0
     num_wasted_row_steps: int = 0  # rows run once more because the host had not yet seen that they had ended
 
@@ -87,7 +89,9 @@ class Engine:
         logprob_columns = logprob_width(settings.max_logprobs, run_width)
         max_size = max(settings.graph_sizes + (settings.max_running_requests,))
         buffers = allocate_buffers(max_size, speculation, feature_size, self._state.dummy_row, dtype, device, logprob_columns)
-        self._iteration = Iteration(target, self._kv_cache, self._drafter, self._state, buffers, speculation)
+        self._iteration = Iteration(
+            target, self._kv_cache, self._drafter, self._state, buffers, speculation, settings.simulated_accept_length
+        )
         self._static = StaticTensors(self._caches | named_tensors("state", self._state) | named_tensors("buffers", buffers))
         self._runners = [GraphRunner(stage, self._static) for stage in self._iteration.stages]
         self._prefill = PrefillStage(target, self._kv_cache, self._drafter, self._state, run_width, logprob_columns)
@@ -105,6 +109,7 @@ class Engine:
         self._is_adjusted = np.zeros(num_rows, bool)
         self._running = np.zeros(0, np.int64)  # rows whose prompt is done
         self._num_iterations_of = np.zeros(num_rows + 1, np.int64)  # by number of requests that ran
+        self._clock: StageClock | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -158,7 +163,7 @@ class Engine:
         """One iteration: schedule, prefill, draft, verify, accept and commit, extend. Returns what the iteration before finished."""
         chunks = self._schedule()
         asked = self._what_is_asked()
-        records = [self._prefill.run(chunks, HostHints(0, *asked))] if chunks else []
+        records = [self._run_prefill(chunks, HostHints(0, *asked))] if chunks else []
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.is_last], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
@@ -176,6 +181,17 @@ class Engine:
         if records:
             self._readback.put(StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded]), records)
         return self._collect(keep=1 if len(decoded) and not self.attention.needs_host_lengths else 0)
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the host has spent waiting for the device; the rest of the time in `step` is its own work."""
+        return self._readback.waited_s
+
+    def measure_stages(self, clock: StageClock | None) -> None:
+        """Let `clock` measure the prefill and every stage from here on; None ends it."""
+        self._clock = clock
+        for runner in self._runners:
+            runner.clock = clock
 
     @property
     def can_capture(self) -> bool:
@@ -227,7 +243,7 @@ class Engine:
             self._state.owned_slots(sequence, self._pool)
         assert not self._state.slot_table[self._state.dummy_row].any(), "the dummy row owns a slot"
 
-    def _schedule(self) -> list:
+    def _schedule(self) -> list[PrefillChunk]:
         """Admit what fits and cut this step's prompt chunks."""
         admitted = self._scheduler.admit()
         if admitted:
@@ -250,6 +266,12 @@ class Engine:
             self._running = np.append(self._running, started)
         self.counts.num_prefill_tokens += sum(chunk.end - chunk.start for chunk in chunks)
         return chunks
+
+    def _run_prefill(self, chunks: list[PrefillChunk], hints: HostHints) -> torch.Tensor:
+        if self._clock is None:
+            return self._prefill.run(chunks, hints)
+        with self._clock.span("prefill"):
+            return self._prefill.run(chunks, hints)
 
     def _size_of(self, num_requests: int) -> int:
         """Rows that a batch runs as, padding included."""
@@ -295,6 +317,7 @@ class Engine:
         self._outputs.add(rows, record, is_verify)
         if self._logprobs.any_wanted:
             self._logprobs.add(rows, logprobs[current], emitted_of(record))
+        self.counts.num_output_tokens += int(emitted_of(record).sum())
         if not is_verify:
             now = perf_counter()
             for row in rows:

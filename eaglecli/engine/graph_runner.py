@@ -14,6 +14,7 @@ import torch
 
 from eaglecli.engine.iteration import Stage
 from eaglecli.engine.row_state import HostHints
+from eaglecli.engine.stage_clock import StageClock
 
 GraphPool = tuple[int, int]
 FULL_CHECK_PERIOD = 64  # checks of all that a graph relies on, for one in which shapes and dtypes are looked at too
@@ -100,6 +101,7 @@ class GraphRunner:
         self.stage = stage
         self.num_graph_runs = 0
         self.num_eager_runs = 0
+        self.clock: StageClock | None = None  # measures every run while there is one
         self._static = static
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -145,6 +147,13 @@ class GraphRunner:
 
     def run(self, size: int, hints: HostHints) -> None:
         """Run the first `size` requests of the buffers: by graph when that size is captured, else eagerly."""
+        if self.clock is None:
+            self._run(size, hints)
+            return
+        with self.clock.span(self.stage.name):
+            self._run(size, hints)
+
+    def _run(self, size: int, hints: HostHints) -> None:
         graph = self._graphs.get(size)
         if graph is None:
             self.num_eager_runs += 1

@@ -21,6 +21,7 @@ from eaglecli.engine.staging import to_device
 from eaglecli.engine.verify import CommittedRun, accept_and_commit, verify_tree
 from eaglecli.kernels.build_tree import DraftTree
 from eaglecli.kernels.live_rows import live_rows
+from eaglecli.kernels.simulate_accept import simulate_accept
 from eaglecli.models.target import TargetModel
 
 Record = TypeVar("Record", DraftTree, CommittedRun)
@@ -89,6 +90,7 @@ class Iteration:
         state: RowState,
         buffers: IterationBuffers,
         speculation: SpeculationSettings,
+        simulated_accept_length: float | None = None,
     ) -> None:
         self.buffers = buffers
         self.vocab_size = target.config.vocab_size
@@ -97,6 +99,7 @@ class Iteration:
         self._drafter = drafter
         self._state = state
         self._speculation = speculation
+        self._simulated_accept_length = simulated_accept_length if speculation.num_steps else None
         self._loaded = np.zeros(0, np.int32)  # what stands at the front of buffers.rows
         draft = Stage("draft", speculation.topk, self._draft)
         verify = Stage("verify", speculation.num_draft_tokens, self._verify)
@@ -123,6 +126,11 @@ class Iteration:
     def _verify(self, size: int, hints: HostHints) -> None:
         batch, tree, run = self._batch(size, hints), _first(self.buffers.tree, size), _first(self.buffers.run, size)
         verified = verify_tree(self._target, self._kv_cache, self._state, batch, tree, self._drafter.tap_boundaries, run)
+        if self._simulated_accept_length is not None:
+            accept_length, num_steps = self._simulated_accept_length, self._speculation.num_steps
+            simulate_accept(
+                batch.rows, run.base_lengths, self._state.seed, tree, accept_length, num_steps, verified.chosen, verified.allowed
+            )
         accept_and_commit(self._state, batch, tree, verified, run)
 
     def _extend(self, size: int, hints: HostHints) -> None:

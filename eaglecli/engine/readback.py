@@ -5,6 +5,7 @@ Two pinned buffers in turn, each with an event: while the host looks at one, the
 
 from collections import deque
 from dataclasses import dataclass
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ class Readback:
         self._events = [torch.cuda.Event() for _ in range(2)] if self._is_cuda else [None, None]
         self._pending: deque[tuple[StepRows, torch.Tensor, torch.cuda.Event | None]] = deque()
         self._num_puts = 0
+        self.waited_s = 0.0  # for the device
 
     def put(self, rows: StepRows, records: list[torch.Tensor]) -> None:
         """Enqueue one iteration's records, int32 [n, run_width + 3] each, or all of them [n, logprob_width + run_width + 3].
@@ -68,7 +70,9 @@ class Readback:
             return None
         rows, staged, event = self._pending.popleft()
         if event is not None:
+            started = perf_counter()
             event.synchronize()
+            self.waited_s += perf_counter() - started
         record = staged.numpy().copy()
         return StepResult(rows, record[:, -self._record_width :], record[:, : -self._record_width])
 

@@ -84,6 +84,7 @@ class EngineSettings:
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
     adjusts_logits: bool = False  # requests may ask for penalties, bias and a least length: two tables of [rows, vocabulary] more
     max_logprobs: int | None = None  # most alternatives a request may ask log-probabilities of; None: no log-probabilities at all
+    simulated_accept_length: float | None = None  # speed runs only: every step accepts by prescription, the text means nothing
 
     def __post_init__(self) -> None:
         for flag in ("context_length", "max_total_tokens", "max_running_requests", "page_size", "chunked_prefill_size"):
@@ -93,6 +94,12 @@ class EngineSettings:
             raise UserError(f"--cuda-graph-bs {self.graph_sizes} must be ascending batch sizes of at least 1")
         if self.max_logprobs is not None and not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise UserError(f"--logprobs {self.max_logprobs} must be from 0 to {MAX_LOGPROBS}")
+        longest = self.speculation.num_steps + 1
+        if self.simulated_accept_length is not None and not 1 <= self.simulated_accept_length <= longest:
+            raise UserError(
+                f"--simulate-acc-len {self.simulated_accept_length:g} cannot be reached in {self.speculation.num_steps} steps",
+                f"use 1 to {longest}: accepted drafts and the target's own token",
+            )
 
     @property
     def num_pages(self) -> int:

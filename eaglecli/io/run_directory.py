@@ -13,7 +13,8 @@ from eaglecli.io.line_file import replace_with
 
 GENERATIONS, ERRORS, STATS, MANIFEST, LOG = "generations.jsonl", "errors.jsonl", "stats.json", "manifest.json", "log.txt"
 PARQUET, BATCH_OUTPUT, BATCH_ERRORS = "generations.parquet", "openai_batch_output.jsonl", "openai_batch_errors.jsonl"
-OUR_FILES = (GENERATIONS, ERRORS, STATS, MANIFEST, LOG, PARQUET, BATCH_OUTPUT, BATCH_ERRORS)
+BENCH_FILES = ("results.jsonl", "bench.json", "report.png")
+OUR_FILES = (GENERATIONS, ERRORS, STATS, MANIFEST, LOG, PARQUET, BATCH_OUTPUT, BATCH_ERRORS, *BENCH_FILES)
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".gz")
 
 

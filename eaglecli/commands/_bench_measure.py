@@ -1,0 +1,178 @@
+"""Measuring one configuration: warm-up, timed passes, a clocked pass, and the document of what was found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from eaglecli.commands._bench_engine import BenchEngine, BenchModels, synchronize
+from eaglecli.commands._bench_prompts import BenchData
+from eaglecli.commands._bench_run import Pass, WarmUp, in_simulated_step, run_pass, warm_up
+from eaglecli.commands._bench_settings import BenchConfiguration, BenchOptions
+from eaglecli.commands._bench_stages import DECODE_STAGES, StageTimes, time_stages
+from eaglecli.io.bench_splits import AnsweredRecord, context_edges, split_accept_lengths, split_by_context
+from eaglecli.io.bench_statistics import median, percentiles, pooled_ratio_interval, spread
+
+SCHEMA_VERSION = 1
+RATES = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """One configuration as measured: `document` is its line of results.jsonl, `last` its last timed pass."""
+
+    configuration: BenchConfiguration
+    document: dict[str, Any]
+    last: Pass
+
+
+def measure(
+    bench: BenchEngine, models: BenchModels, data: BenchData, configuration: BenchConfiguration, options: BenchOptions
+) -> Measurement:
+    """Warm up, time `options.repeat` passes over all the data, then clock the stages of one wave."""
+    engine, batch_size = bench.engine, configuration.batch_size
+    is_cuda = models.device.type == "cuda"
+    simulated = options.simulate_acc_len if configuration.speculation.num_steps else None
+    requests = data.requests if simulated is None else in_simulated_step(data.requests, simulated)
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats(models.device)
+    warmth = warm_up(engine, requests, batch_size, 0 if options.skip_warmup else options.num_warmups)
+    synchronize(models.device)
+    runs_before = _stage_runs(engine.summary())
+    passes = [run_pass(engine, requests, batch_size, data.end_token_ids) for _ in range(options.repeat)]
+    hit_rate = _hit_rate(runs_before, _stage_runs(engine.summary()))
+    stages = time_stages(engine, requests, batch_size, models.device, passes[-1])
+    peak = torch.cuda.max_memory_allocated(models.device) if is_cuda else None
+    document = _describe(bench, models, data, configuration, simulated, passes, warmth, stages)
+    document |= {"graph_hit_rate": hit_rate, "peak_memory_bytes": peak}
+    return Measurement(configuration, document, passes[-1])
+
+
+def _describe(
+    bench: BenchEngine,
+    models: BenchModels,
+    data: BenchData,
+    configuration: BenchConfiguration,
+    simulated: float | None,
+    passes: Sequence[Pass],
+    warmth: WarmUp,
+    stages: StageTimes,
+) -> dict[str, Any]:
+    triple, last = configuration.speculation, passes[-1]
+    repeats = [_rates(done) for done in passes]
+    rates = {name: median([repeat[name] for repeat in repeats]) for name in (*RATES, "total_latency")}
+    window = last.steady_window(configuration.batch_size)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "label": configuration.label,
+        "mode": configuration.mode,
+        "batch_size": configuration.batch_size,
+        "speculative_num_steps": triple.num_steps,
+        "speculative_eagle_topk": triple.topk,
+        "speculative_num_draft_tokens": triple.num_draft_tokens,
+        "simulated_accept_length": simulated,
+        **_counts(last),
+        **rates,
+        "output_throughput_per_user": rates["output_throughput"] / min(configuration.batch_size, len(data.requests)),
+        "output_throughput_per_gpu": rates["output_throughput"],
+        "spread": spread([repeat["output_throughput"] for repeat in repeats]),
+        "repeats": repeats,
+        "steady_state_output_throughput": window.throughput,
+        "steady_state_window": {"seconds": window.seconds, "num_steps": window.num_steps, "output_tokens": window.num_output_tokens},
+        "step_latency_ms": percentiles(window.decode_step_s * 1e3),
+        "stages_ms": stages.describe(),
+        "host_share": stages.host_ms / (last.elapsed_s / last.num_iterations * 1e3) if stages.host_ms and last.num_iterations else None,
+        "statistics_share": last.statistics_s / last.elapsed_s,
+        "floor": _floor(models, configuration, last, window.decode_step_s),
+        "ttft_s": percentiles([completion.ttft_s for completion in last.completions]),
+        "tpot_s": percentiles(
+            [(done.e2e_s - done.ttft_s) / (len(done.output_ids) - 1) for done in last.completions if len(done.output_ids) > 1]
+        ),
+        "accept": _accept(last, data) if triple.num_steps else None,
+        "by_context": split_by_context(answered_records(last, data), _edges(models, data)),
+        "timing": {
+            "load_s": models.load_s,
+            "capture_s": bench.capture_s,
+            "warmup_s": warmth.seconds,
+            "timed_s": sum(done.elapsed_s for done in passes),
+            "profile_s": stages.seconds,
+        },
+        "warmup": {"windows": list(warmth.windows), "agreed": warmth.agreed},
+        "num_iterations": last.num_iterations,
+    }
+
+
+def _rates(done: Pass) -> dict[str, float]:
+    counts = {
+        "request_throughput": len(done.completions),
+        "input_throughput": done.num_input_tokens,
+        "output_throughput": done.num_output_tokens,
+        "total_throughput": done.num_input_tokens + done.num_output_tokens,
+    }
+    return {**{name: count / done.elapsed_s for name, count in counts.items()}, "total_latency": done.elapsed_s}
+
+
+def _counts(done: Pass) -> dict[str, int]:
+    failed = sum(completion.finish_reason == "error" for completion in done.completions)
+    return {
+        "successful_requests": len(done.completions) - failed,
+        "failed_requests": failed,
+        "num_early_stopped": sum(completion.finish_reason == "stop" for completion in done.completions),
+        "total_input_tokens": done.num_input_tokens,
+        "total_output_tokens": done.num_output_tokens,
+    }
+
+
+def _accept(done: Pass, data: BenchData) -> dict[str, Any]:
+    accepted = np.array([completion.num_accepted_drafts for completion in done.completions])
+    steps = np.array([completion.num_verify_steps for completion in done.completions])
+    interval = pooled_ratio_interval(accepted + steps, steps)
+    splits = split_accept_lengths(answered_records(done, data))
+    return {**done.totals.describe(), "accept_length_interval": interval, "splits": splits}
+
+
+def _floor(models: BenchModels, configuration: BenchConfiguration, done: Pass, step_s: np.ndarray) -> dict[str, float | None]:
+    """Floor of an iteration at the mean batch and context, and how far the median decode step is above it."""
+    contexts = [len(completion.request.prompt_ids) + len(completion.output_ids) / 2 for completion in done.completions]
+    num_rows = min(configuration.batch_size, len(done.completions))
+    work = models.work(configuration.speculation)
+    accept_length = done.totals.accept_length or 1.0
+    floor_s = work.floor_s(models.speed, num_rows, float(np.mean(contexts)), accept_length)
+    step = float(np.median(step_s)) if len(step_s) else None
+    return {
+        "floor_ms": floor_s * 1e3,
+        "weight_bytes": work.weight_bytes,
+        "step_ms": None if step is None else step * 1e3,
+        "ratio": None if step is None else step / floor_s,
+    }
+
+
+def answered_records(done: Pass, data: BenchData) -> list[AnsweredRecord]:
+    """What the splits need; requests are keyed by their place in the data."""
+    return [
+        AnsweredRecord(
+            tag=data.tags[completion.request.key],  # type: ignore[index]
+            finish_reason=completion.finish_reason,
+            num_prompt_tokens=len(completion.request.prompt_ids),
+            num_output_tokens=len(completion.output_ids),
+            accept_counts=completion.accept_counts,
+            decode_s=completion.e2e_s - completion.ttft_s,
+        )
+        for completion in done.completions
+    ]
+
+
+def _edges(models: BenchModels, data: BenchData) -> tuple[int, ...]:
+    return context_edges(models.draft_limit or models.context_length, data.longest)
+
+
+def _stage_runs(summary: dict[str, Any]) -> tuple[int, int]:
+    stages = [summary["stages"][name] for name in DECODE_STAGES if name in summary["stages"]]
+    return sum(stage["graph_runs"] for stage in stages), sum(stage["eager_runs"] for stage in stages)
+
+
+def _hit_rate(before: tuple[int, int], after: tuple[int, int]) -> float | None:
+    by_graph, eagerly = after[0] - before[0], after[1] - before[1]
+    return by_graph / (by_graph + eagerly) if by_graph + eagerly else None

@@ -1,0 +1,70 @@
+"""What the device can do, measured where the run is measured: copying, reading weights, multiplying matrices.
+
+The weights of a product of one row are read once and used once, as in a decode step, so its rate is the bandwidth that floors are made of.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch.nn import functional
+
+_MATRIX = {"cuda": (28_672, 4096), "cpu": (8192, 1024)}  # outputs x inputs of a weight: no cache holds it
+_SIDE = {"cuda": 8192, "cpu": 512}  # of the square matrices of the large product
+_MOST_MATRICES = {"cuda": 4, "cpu": 1}
+_NUM_REPEATS = {"cuda": 5, "cpu": 3}  # the first one may compile or plan
+_CALLS_PER_REPEAT = {"cuda": 8, "cpu": 1}  # enqueued together: launching takes the host a tenth of such a kernel's time
+
+
+@dataclass(frozen=True)
+class DeviceSpeed:
+    """Best of a few repeats each."""
+
+    copy_bytes_per_s: float  # bytes read and bytes written
+    weight_bytes_per_s: float  # weights x vector
+    flops: float  # of a large product, multiplications and additions
+
+
+def measure_device(device: torch.device, dtype: torch.dtype) -> DeviceSpeed:
+    """Takes 2 GiB of a GPU (less when it is short of memory) or 64 MiB of the host for a moment, and well below a second."""
+    copy_rate, weight_rate = _memory_rates(device, dtype)
+    side = _SIDE[device.type]
+    square = torch.ones(side, side, dtype=dtype, device=device)
+    product_s = _best_s(lambda call: square @ square, device)
+    return DeviceSpeed(copy_rate, weight_rate, 2 * float(side) ** 3 / product_s)
+
+
+def _memory_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, float]:
+    """Bytes a second of a copy, and of weights times a vector, one weight after the other."""
+    num_rows, inner = _MATRIX[device.type]
+    num_bytes = num_rows * inner * dtype.itemsize
+    count = _MOST_MATRICES[device.type]
+    if device.type == "cuda":
+        count = max(1, min(count, torch.cuda.mem_get_info(device)[0] // (4 * num_bytes)))
+    weights = torch.ones(count, num_rows, inner, dtype=dtype, device=device)
+    copied, vector = torch.empty_like(weights), torch.ones(1, inner, dtype=dtype, device=device)
+    copy_s = _best_s(lambda call: copied[call % count].copy_(weights[call % count]), device)
+    read_s = _best_s(lambda call: functional.linear(vector, weights[call % count]), device)
+    return 2 * num_bytes / copy_s, num_bytes / read_s
+
+
+def _best_s(work: Callable[[int], object], device: torch.device) -> float:
+    """Seconds of one call; `work` is told its number."""
+    return min(_seconds(work, device) for _ in range(_NUM_REPEATS[device.type])) / _CALLS_PER_REPEAT[device.type]
+
+
+def _seconds(work: Callable[[int], object], device: torch.device) -> float:
+    calls = range(_CALLS_PER_REPEAT[device.type])
+    if device.type != "cuda":
+        started = perf_counter()
+        for call in calls:
+            work(call)
+        return perf_counter() - started
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for call in calls:
+        work(call)
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
