@@ -145,13 +145,19 @@ class GraphRunner:
 
     def run(self, size: int, hints: HostHints) -> None:
         """Run the first `size` requests of the buffers: by graph when that size is captured, else eagerly."""
+        if self.run_uncounted(size, hints):
+            self.num_graph_runs += 1
+        else:
+            self.num_eager_runs += 1
+
+    def run_uncounted(self, size: int, hints: HostHints) -> bool:
+        """The same without a trace in the counts; whether it was a graph."""
         graph = self._graphs.get(size)
         if graph is None:
-            self.num_eager_runs += 1
             self.stage.run(size, hints)
-            return
-        self.num_graph_runs += 1
-        graph.replay()
+        else:
+            graph.replay()
+        return graph is not None
 
 
 def _memory_shortage(error: BaseException | None) -> torch.OutOfMemoryError | None:
