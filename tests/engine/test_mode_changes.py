@@ -17,7 +17,18 @@ from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, Specula
 from eaglecli.engine.speculation_policy import ScriptedPolicy, StepObservation, TablePolicy
 from eaglecli.errors import UserError
 from tests import oracle
-from tests.engine.harness import LoadedPair, Triple, mixed_requests, oracle_plain, random_prompts, requests_of, run, run_watched, texts
+from tests.engine.harness import (
+    LoadedPair,
+    Triple,
+    make_engine,
+    mixed_requests,
+    oracle_plain,
+    random_prompts,
+    requests_of,
+    run,
+    run_watched,
+    texts,
+)
 
 CHAIN, SHORT, TREE = SpeculationSettings(4, 1, 5), SpeculationSettings(1, 1, 2), SpeculationSettings(3, 3, 8)
 MODES = (CHAIN, PLAIN, TREE, SHORT)
@@ -51,11 +62,24 @@ def test_changing_at_random_leaves_the_text_as_it_is(pair: LoadedPair, seed: int
     assert len(set(chosen)) >= 3 and 1 in chosen
 
 
+def test_penalties_and_log_probabilities_are_those_of_plain_decoding(rand: LoadedPair):
+    options = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "logit_bias": ((7, 2.0),), "min_new_tokens": 3, "logprobs": 2}
+    requests = requests_of(random_prompts([5, 12, 9], seed=6), 20, temperature=0.7, seed=4, **options)
+    needs = {"adjusts_logits": True, "max_logprobs": 2, "context_length": 128, "max_total_tokens": 2048}
+    engine = changing_engine(rand, **needs)
+    engine.policy, chosen = at_random(1)
+    found, plain = run(engine, requests), run(make_engine(rand.target, None, **needs), requests)
+    assert len(set(chosen)) >= 3
+    assert texts(found) == texts(plain)
+    for key, completion in found.items():
+        assert np.array_equal(completion.logprobs.top_ids, plain[key].logprobs.top_ids)
+        assert np.allclose(completion.logprobs.chosen, plain[key].logprobs.chosen, atol=1e-4)
+
+
 def oracle_steps(pair: LoadedPair, request: Request, modes: Sequence[Triple]) -> tuple[list[list[int]], list[int]]:
     """Tree and accepted drafts of each verify step when step i speculates by modes[i]: the oracle's rules, one step after another."""
     forward, result = oracle.as_function(pair.oracle_target, pair.oracle_draft.tap_boundaries), oracle.OracleResult()
     prompt, sampling, trees, accepts = request.prompt_ids.tolist(), request.sampling, [], []
-    limit = len(prompt) + sampling.max_new_tokens
     ended = oracle.emit(result, [oracle.choose_token(forward(prompt)[0][-1], sampling, 0, len(prompt))], sampling)
     for num_steps, topk, num_nodes in modes:
         if ended:
@@ -66,7 +90,7 @@ def oracle_steps(pair: LoadedPair, request: Request, modes: Sequence[Triple]) ->
             hidden = pair.oracle_draft.fuse(forward(ids[:-1])[1])
             pool = oracle.grow_pool(pair.oracle_draft, ids[1:], hidden, oracle.DraftRule(num_steps, topk, sampling))
             tree = oracle.keep_nodes(pool, ids[-1], num_nodes)
-        emitted = oracle.walk(forward, tree, ids, limit, sampling, 0)
+        emitted = oracle.walk(forward, tree, prompt, result.output_ids, sampling, 0)
         trees.append(list(tree.tokens))
         accepts.append(len(emitted) - 1)
         ended = oracle.emit(result, emitted, sampling)
