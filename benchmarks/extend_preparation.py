@@ -98,7 +98,7 @@ class Arm:
     def forward(self, size: int, hints: HostHints) -> None:
         """Run the draft on the padded inputs."""
         inputs, run, rows = self.inputs, self.run_of(), self.buffers.live_rows[:size]
-        draft = self.engine._drafter._draft  # type: ignore[union-attr]
+        draft = self.engine._eagle._draft  # type: ignore[union-attr]
         attention = AttentionInputs(
             rows=rows,
             query_start=inputs.query_start,
@@ -122,7 +122,7 @@ class Arm:
             attention=attention,
             last_index=inputs.last_index,
         )
-        self.engine._drafter._keep_last(Batch(rows, hints), forward)  # type: ignore[union-attr]
+        self.engine._eagle._keep_last(Batch(rows, hints), forward)  # type: ignore[union-attr]
 
     def run_of(self) -> CommittedRun:
         """What the verify of this batch has left."""
@@ -194,7 +194,7 @@ class Simplified(Arm):
 
     def prepare(self, hints: HostHints) -> object:
         """What the product's stage begins with."""
-        draft = self.engine._drafter._draft  # type: ignore[union-attr]
+        draft = self.engine._eagle._draft  # type: ignore[union-attr]
         return prepare_extend_after_decode(
             draft, self.state, Batch(self.buffers.live_rows[: self.batch], hints), self.run_of(), self.num_nodes
         )

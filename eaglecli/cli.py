@@ -172,6 +172,19 @@ SpeculativeNumDraftTokensOption = Annotated[
     int | None, _option(SPECULATION, "Nodes verified, the root counted.", "--speculative-num-draft-tokens", default="steps + 1")
 ]
 NumSpeculativeTokensOption = Annotated[int | None, _option(SPECULATION, "K: a chain of K tokens.", "--num-speculative-tokens", metavar="K")]
+SpeculativeAdaptiveOption = Annotated[
+    bool,
+    _option(SPECULATION, "Choose the triple, or none, by batch size from what is measured while running.", "--speculative-adaptive"),
+]
+SpeculativeAdaptiveConfigOption = Annotated[
+    str | None,
+    _option(
+        SPECULATION,
+        'Triples by batch size, as tune writes them: {"1": "7/1/8", "64": ["3/1/4", "none"]}.',
+        "--speculative-adaptive-config",
+        metavar="JSON",
+    ),
+]
 SpeculativeTokenMapOption = Annotated[
     str | None, _option(SPECULATION, "Reduced vocabulary of an EAGLE-2 draft.", "--speculative-token-map", metavar="FILE")
 ]
@@ -387,6 +400,8 @@ def generate(
     speculative_eagle_topk: SpeculativeEagleTopkOption = None,
     speculative_num_draft_tokens: SpeculativeNumDraftTokensOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
+    speculative_adaptive: SpeculativeAdaptiveOption = False,
+    speculative_adaptive_config: SpeculativeAdaptiveConfigOption = None,
     speculative_token_map: SpeculativeTokenMapOption = None,
     draft_config_overrides: DraftConfigOverridesOption = None,
     dtype: DtypeOption = "auto",
@@ -510,6 +525,8 @@ def capture(
     speculative_eagle_topk: SpeculativeEagleTopkOption = None,
     speculative_num_draft_tokens: SpeculativeNumDraftTokensOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
+    speculative_adaptive: SpeculativeAdaptiveOption = False,
+    speculative_adaptive_config: SpeculativeAdaptiveConfigOption = None,
     speculative_token_map: SpeculativeTokenMapOption = None,
     draft_config_overrides: DraftConfigOverridesOption = None,
     dtype: DtypeOption = "auto",
@@ -938,6 +955,96 @@ def _train(params: Mapping[str, Any], given_names: set[str], console: Any) -> Ex
     from eaglecli.commands.train import train as run
 
     result = run(resolve({name: params[name] for name in given_names if name not in PRESENTATION}), console)
+    if params["json"]:
+        _print_json(result.document)
+    return result.exit_code
+
+
+@app.command(cls=ManyValuesCommand, context_settings={"token_normalize_func": _any_spelling}, epilog=f"{ALIAS_NOTE}\n\n{EXIT_CODES}")
+def tune(
+    ctx: typer.Context,
+    input: Annotated[
+        list[str] | None,
+        _option(INPUT, "Prompts like those that will be generated for, as for generate.", "-i", "--input", metavar="FILE"),
+    ] = None,
+    input_format: Annotated[str, _option(INPUT, "As for generate.", "--input-format", default="auto")] = "auto",
+    prompt_field: Annotated[str | None, _option(INPUT, "Field that holds the prompt.", "--prompt-field", metavar="PATH")] = None,
+    shuffle_seed: Annotated[int | None, _option(INPUT, "Take the sample at random.", "--shuffle-seed")] = None,
+    limit: Annotated[int | None, _option(INPUT, "Records in the sample.", "--limit", default="256")] = None,
+    apply_chat_template: Annotated[
+        bool,
+        _option(
+            INPUT,
+            "Make a `prompt` one user message.",
+            "--apply-chat-template/--no-apply-chat-template",
+            default="yes, if there is a template",
+        ),
+    ] = True,
+    output: Annotated[
+        str, _option(OUTPUT, "Config file to write, for generate --config.", "-o", "--output", metavar="FILE.yaml", default="tuned.yaml")
+    ] = "tuned.yaml",
+    target: TargetOption = None,
+    draft: DraftOption = None,
+    tokenizer_path: Annotated[str | None, _option(MODEL, "Tokenizer, if not the target's.", "--tokenizer-path", metavar="MODEL")] = None,
+    revision: RevisionOption = None,
+    local_files_only: LocalFilesOnlyOption = False,
+    temperature: Annotated[float, _option(SAMPLING, "0 is greedy.", "--temperature", default="0, or as the model says")] = 0.0,
+    max_new_tokens: Annotated[int, _option(SAMPLING, "Longest answer in tokens.", "--max-new-tokens", default="256")] = 256,
+    speculative_algorithm: SpeculativeAlgorithmOption = None,
+    speculative_token_map: SpeculativeTokenMapOption = None,
+    draft_config_overrides: DraftConfigOverridesOption = None,
+    batch_size: Annotated[
+        str | None,
+        _option(SPECULATION, "Requests that run at a time: 1 4 16, or 1,4,16.", "--batch-size", metavar="N...", default="1 4 16 64"),
+    ] = None,
+    config_list: Annotated[
+        str | None,
+        _option(
+            SPECULATION,
+            "Candidates: steps,topk,draft_tokens, or batch,steps,topk,draft_tokens; plain decoding always is one.",
+            "--config-list",
+            metavar="S,K,N...",
+            default="chains of 2 3 5 7 and the tree 5,4,16",
+        ),
+    ] = None,
+    seconds: Annotated[float, _option(RUN, "Most seconds for a batch size.", "--seconds", default="20")] = 20.0,
+    num_iters: Annotated[
+        int | None, _option(RUN, "Iterations of a candidate in the first round.", "--num-iters", metavar="N", default="16 to 96")
+    ] = None,
+    dtype: DtypeOption = "auto",
+    device: DeviceOption = "auto",
+    context_length: ContextLengthOption = None,
+    max_total_tokens: MaxTotalTokensOption = None,
+    mem_fraction_static: MemFractionStaticOption = 0.85,
+    page_size: PageSizeOption = 16,
+    attention_backend: AttentionBackendOption = None,
+    disable_cuda_graph: DisableCudaGraphOption = False,
+    config: ConfigOption = None,
+    json: JsonOption = False,
+    quiet: QuietOption = False,
+    no_color: NoColorOption = False,
+    debug: DebugOption = False,
+) -> None:
+    """Find the fastest triple, or none, for each batch size on a sample of your prompts, and write a config that says so.
+
+    [bold]eaglecli tune --config smollm2-135m -i prompts.jsonl -o tuned.yaml[/bold]
+
+    [bold]eaglecli tune --target M --draft D -i prompts.jsonl --batch-size 1 8 64 --config-list 3,1,4 5,1,6 5,4,16[/bold]
+
+    Then: eaglecli generate --config tuned.yaml -i prompts.jsonl, with --speculative-adaptive to choose from the table while running.
+    """
+    console = _console(quiet, no_color=no_color, debug=debug)
+    _exit(console, lambda: _tune(ctx.params, _given_names(ctx), console))
+
+
+def _tune(params: Mapping[str, Any], given_names: set[str], console: Any) -> ExitCode:
+    from eaglecli.commands.tune import TuneOptions, resolve
+    from eaglecli.commands.tune import tune as run
+
+    own = ("output", "batch_size", "config_list", "seconds", "num_iters")
+    options = TuneOptions(*(params[name] for name in own))
+    given = {name: params[name] for name in given_names if name not in (*PRESENTATION, *own)}
+    result = run(resolve(given, params["config"]), options, console)
     if params["json"]:
         _print_json(result.document)
     return result.exit_code

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglecli.errors import UserError
+from eaglecli.speculation_table import normalize_table
 
 DEFAULT_CONFIG = "smollm2-135m"
 DEVICE_SECTIONS = ("cpu", "cuda")
@@ -241,6 +242,8 @@ class GenerateSettings:
     speculative_eagle_topk: int | None = _setting(_integer(1), changes_text=False)
     speculative_num_draft_tokens: int | None = _setting(_integer(2), changes_text=False)
     num_speculative_tokens: int | None = _setting(_integer(1), changes_text=False)
+    speculative_adaptive: bool = _setting(_flag, False, changes_text=False)
+    speculative_adaptive_config: Mapping[str, list[str]] | None = _setting(normalize_table, changes_text=False)
     speculative_token_map: str | None = _setting(_text)
     draft_config_overrides: Mapping[str, Any] | None = _setting(_overrides)
 

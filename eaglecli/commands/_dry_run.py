@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from eaglecli.commands._chat_template import prepare_tokenizer
-from eaglecli.commands._open_engine import FoundModels, OpenedEngine, run_dtype, speculation_of
+from eaglecli.commands._open_engine import FoundModels, OpenedEngine, plan_of, run_dtype
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.commands._resume import find_run_to_take_up, identify
 from eaglecli.config import GenerateSettings
@@ -123,10 +123,8 @@ def dry_run(report: RunReport, models: FoundModels | None) -> DryRunResult:
 
 def _without_engine(models: FoundModels, settings: GenerateSettings) -> OpenedEngine:
     context_length = models.context_length(settings)
-    config = models.target_config
-    return OpenedEngine(
-        NoEngine(), context_length, config.eos_token_ids, speculation_of(settings), MAX_STOP_IDS, {}, (), vocab_size=config.vocab_size
-    )
+    config, speculation = models.target_config, plan_of(settings).deepest
+    return OpenedEngine(NoEngine(), context_length, config.eos_token_ids, speculation, MAX_STOP_IDS, {}, (), vocab_size=config.vocab_size)
 
 
 def _describe_earlier(report: RunReport, models: FoundModels | None) -> tuple[list[str], dict[str, Any]]:
@@ -199,7 +197,7 @@ def estimate_memory(models: FoundModels, settings: GenerateSettings) -> MemoryEs
 
 def _wanted_tokens(settings: GenerateSettings, context_length: int) -> int:
     """Every row at the full context, as the engine takes it when the memory is there."""
-    row = -(-(context_length + speculation_of(settings).lookahead) // settings.page_size) * settings.page_size
+    row = -(-(context_length + plan_of(settings).lookahead) // settings.page_size) * settings.page_size
     return settings.max_running_requests * row + settings.page_size
 
 

@@ -12,11 +12,13 @@ from typing import Any, Protocol
 import torch
 
 from eaglecli.commands._graphs import capture_for_run, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
+from eaglecli.commands._speculation import SpeculationPlan, describe_costs, make_policy, plan_speculation
 from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
 from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
+from eaglecli.engine.speculation_policy import SpeculationPolicy
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.fingerprint import fingerprint_model
 from eaglecli.io.sampling_options import SamplingNeeds
@@ -58,6 +60,7 @@ class OpenedEngine:
     summary: tuple[str, ...]  # sentences for people
     warnings: tuple[str, ...] = ()
     vocab_size: int | None = None  # tokens that a logit bias may name; None: it is not known
+    policy: SpeculationPolicy | None = None  # who chooses how to speculate
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +104,11 @@ def speculation_of(settings: GenerateSettings) -> SpeculationSettings:
     choice = choose_speculation(settings)
     checked = SpeculationSettings(choice.num_steps, choice.topk, choice.num_draft_tokens)
     return checked if has_draft(settings) else PLAIN
+
+
+def plan_of(settings: GenerateSettings) -> SpeculationPlan:
+    """All ways to speculate that a run may use. Raises UserError with the rule that is broken."""
+    return plan_speculation(settings, has_draft(settings))
 
 
 def has_draft(settings: GenerateSettings) -> bool:
@@ -150,14 +158,18 @@ class FoundModels:
             summary = (*summary, capture_for_run(engine, settings))
         elif no_graphs and settings.device == "cuda":
             summary = (*summary, no_graphs)
+        plan = plan_of(settings)
+        engine.policy = make_policy(engine, plan)
+        costs = describe_costs(engine.policy, plan, engine.settings.max_running_requests)
         return OpenedEngine(
             engine=engine,
             context_length=engine.settings.context_length,
             end_token_ids=built.target.config.eos_token_ids,
-            speculation=engine.settings.speculation,
+            speculation=plan.deepest,
             max_stop_ids=MAX_STOP_IDS,
             settled=_settled(engine, built.target.model.dtype),
-            summary=summary,
+            summary=(*summary, costs) if costs else summary,
+            policy=engine.policy,
             warnings=(*(draft.warnings if draft else _idle_speculation(settings)), *idle_graph_settings(settings, backend)),
             vocab_size=engine.vocab_size,
         )
@@ -166,7 +178,7 @@ class FoundModels:
         """Load the models and make the engine; batches are padded to `graph_sizes`. Raises ModelError and UserError."""
         needs = needs.and_of(vars(settings))
         device = torch.device(settings.device)
-        dtype = run_dtype(settings)
+        dtype, plan = run_dtype(settings), plan_of(settings)
         context_length = self.context_length(settings)
         target = load_target(self.target_path, dtype, device, context_length, settings.load_format)  # type: ignore[arg-type]
         draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context_length)
@@ -181,7 +193,8 @@ class FoundModels:
             page_size=settings.page_size,
             chunked_prefill_size=settings.chunked_prefill_size,
             max_stop_ids=MAX_STOP_IDS,
-            speculation=speculation_of(settings),
+            speculation=plan.first,
+            alternatives=plan.alternatives,
             graph_sizes=graph_sizes,
             pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
             adjusts_logits=needs.adjusts_logits,
@@ -202,7 +215,7 @@ def find_models(settings: GenerateSettings) -> FoundModels:
     """Resolves paths and checks the draft against the target from headers. Raises ModelError and UserError."""
     if settings.target is None:
         raise UserError("no target model is named", "use --target, or a --config that names one")
-    speculation_of(settings)
+    plan_of(settings)
     path = resolve_model_path(settings.target, settings.revision, settings.local_files_only)
     config = read_target_description(path)
     _check_logit_bias(settings, config)
@@ -222,10 +235,10 @@ def _check_draft(settings: GenerateSettings, target_path: Path, config: TargetCo
     path = resolve_draft_path(str(settings.draft), settings.local_files_only)
     token_map = Path(settings.speculative_token_map) if settings.speculative_token_map else None
     fit = check_draft_fit(path, target_path, config, settings.speculative_algorithm, settings.draft_config_overrides, token_map)
-    topk = speculation_of(settings).topk
+    topk = plan_of(settings).most_branches
     if topk > fit.num_head_rows:
         raise UserError(
-            f"--speculative-eagle-topk {topk} is more than the draft's vocabulary of {fit.num_head_rows} tokens",
+            f"a tree of {topk} branches (--speculative-eagle-topk) is more than the draft's vocabulary of {fit.num_head_rows} tokens",
             f"use {fit.num_head_rows} or less",
         )
     return fit
@@ -245,8 +258,7 @@ def _cache_tokens(
     if draft is not None:
         layers.append((draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim))
     bytes_per_token = sum(2 * count * heads * size for count, heads, size in layers) * target.model.dtype.itemsize
-    speculation = speculation_of(settings)
-    row = -(-(context_length + speculation.lookahead) // settings.page_size) * settings.page_size
+    row = -(-(context_length + plan_of(settings).lookahead) // settings.page_size) * settings.page_size
     wanted = settings.max_running_requests * row + settings.page_size
     affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token
     if affordable < settings.page_size:
@@ -264,21 +276,22 @@ def cache_bytes(settings: GenerateSettings) -> int:
 
 def _settled(engine: Engine, dtype: torch.dtype) -> dict[str, Any]:
     settings, triple = engine.settings, engine.settings.speculation
+    parts = (triple.num_steps, triple.topk, triple.num_draft_tokens) if triple.num_steps else (None, None, None)
+    has_choice = len(settings.all_speculation) > 1
     return {
         "dtype": str(dtype).removeprefix("torch."),
         "context_length": settings.context_length,
         "max_total_tokens": settings.max_total_tokens,
         "cuda_graph_bs": settings.graph_sizes if engine.can_capture else (),
         "attention_backend": engine.attention.name,
-        "speculative_num_steps": triple.num_steps or None,
-        "speculative_eagle_topk": triple.topk if triple.num_steps else None,
-        "speculative_num_draft_tokens": triple.num_draft_tokens if triple.num_steps else None,
+        **({} if has_choice else dict(zip(TRIPLE_SETTINGS[:3], parts, strict=True))),
     }
 
 
 def _idle_speculation(settings: GenerateSettings) -> tuple[str, ...]:
     """A warning when the command line tunes a draft that is not there."""
-    given = [name for name in TRIPLE_SETTINGS if settings.origin(name) == COMMAND_LINE]
+    names = (*TRIPLE_SETTINGS, "speculative_adaptive", "speculative_adaptive_config")
+    given = [name for name in names if settings.origin(name) == COMMAND_LINE]
     return (f"no draft is used: --{given[0].replace('_', '-')} changes nothing",) if given else ()
 
 
@@ -287,8 +300,9 @@ def _summary(settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraf
     lines = [f"target {settings.target} on {device}: {', '.join(target.summary)}"]
     if draft is None:
         return (*lines, "no draft: plain decoding")
-    choice = choose_speculation(settings)
+    choice, plan = choose_speculation(settings), plan_of(settings)
     triple = f"steps {choice.num_steps}, topk {choice.topk}, draft tokens {choice.num_draft_tokens} ({choice.explanation})"
+    triple = triple if len(plan.all) == 1 else str(plan)
     return (*lines, f"draft {settings.draft}: {', '.join(draft.summary)}", f"speculation: {triple}")
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eaglecli.commands._open_engine import has_draft
-from eaglecli.config import GenerateSettings, choose_speculation
+from eaglecli.commands._open_engine import plan_of
+from eaglecli.config import GenerateSettings
 from eaglecli.errors import UserError
 from eaglecli.io.accept_statistics import AcceptTotals
 from eaglecli.io.console import Console
@@ -28,8 +28,7 @@ def identify(
 ) -> tuple[RunIdentity, list[str]]:
     """The identity of the run as it is asked for now, and in what it differs from the earlier one."""
     files, continues = look_at_input(sources, earlier.identity.input if earlier else ())
-    choice = choose_speculation(settings)
-    speculation = f"{choice.num_steps}/{choice.topk}/{choice.num_draft_tokens}" if has_draft(settings) else "none"
+    speculation = str(plan_of(settings))
     now = RunIdentity(files, settings_that_change_text(settings, speculation), models)
     return now, compare_runs(earlier.identity, now, continues) if earlier else []
 

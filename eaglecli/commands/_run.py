@@ -11,6 +11,8 @@ from eaglecli.commands._chat_template import prepare_tokenizer
 from eaglecli.commands._dialogues import Dialogues, RequestSource
 from eaglecli.commands._open_engine import ModelSource, OpenedEngine, out_of_memory
 from eaglecli.commands._request_maker import RequestMaker
+from eaglecli.commands._speculation import describe_shares
+from eaglecli.engine.adaptive_policy import AdaptivePolicy
 from eaglecli.engine.request import Completion, Request
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import LOW_ACCEPT_LENGTH, AcceptTotals
@@ -109,6 +111,8 @@ class Run:
             self.console.note(line)
         for line in opened.warnings:
             self.console.warning(line)
+        if isinstance(opened.policy, AdaptivePolicy):
+            opened.policy.watch = self.console.detail
         self.report.settings = self.report.settings.with_derived(**opened.settled)
         self.report.models = opened.summary
         self._write_manifest("running", None)
@@ -227,6 +231,9 @@ class Run:
         say(f"{report.num_done} done, {report.num_failed} failed; {speed}")
         if self.totals is not None and self.totals.accept_length is not None:
             self._say_accept_length(self.totals)
+        shares = describe_shares(self.opened.engine.summary()) if self.opened is not None else None
+        if shares:
+            say(shares)
         if report.num_skipped:
             self.console.warning(f"{report.num_skipped} records were too long and skipped, see {self.folder.path / ERRORS}")
         if report.num_failed:

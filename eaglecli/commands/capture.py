@@ -122,17 +122,16 @@ def _introduce(built: BuiltEngine, console: Console) -> None:
         console.note(", ".join(phrases))
     for warning in built.draft.warnings if built.draft else ():
         console.warning(warning)
-    triple = built.engine.settings.speculation
-    if triple.num_steps:
-        console.note(f"speculation {triple.num_steps}/{triple.topk}/{triple.num_draft_tokens} (steps/topk/draft tokens)")
+    if built.draft is not None:
+        console.note(f"speculation {' '.join(map(str, built.engine.settings.all_speculation))} (steps/topk/draft tokens)")
 
 
 def _capture(findings: CaptureFindings, settings: GenerateSettings, console: Console) -> None:
-    console.note(f"{'stage':8}{'requests':>10}{'tokens':>8}{'first run s':>13}{'capture s':>11}{'MiB':>8}")
+    console.note(f"{'stage':16}{'requests':>10}{'tokens':>8}{'first run s':>13}{'capture s':>11}{'MiB':>8}")
 
     def show(report: CaptureReport) -> None:
         console.note(
-            f"{report.stage:8}{report.num_requests:10}{report.num_tokens:8}{report.warmup_s:13.2f}{report.capture_s:11.3f}"
+            f"{report.stage:16}{report.num_requests:10}{report.num_tokens:8}{report.warmup_s:13.2f}{report.capture_s:11.3f}"
             f"{report.num_bytes / MIB:8.0f}"
         )
 
@@ -150,9 +149,12 @@ def _check(findings: CaptureFindings, console: Console) -> None:
     for size in findings.sizes:
         fewest = max((other for other in findings.sizes if other < size), default=0) + 1
         for num_requests in sorted({min(fewest, findings.most_requests), min(size, findings.most_requests)}):
-            check = findings.engine.check_stages(num_requests, seed=num_requests)
-            findings.checks.append(check)
-            console.note(_check_line(check, waste_of_size(size, findings.sizes)))
+            for number, mode in enumerate(findings.engine.modes):
+                if num_requests <= mode.max_requests:
+                    check = findings.engine.check_stages(num_requests, seed=num_requests, mode_number=number)
+                    findings.checks.append(check)
+                    name = f"  {mode.speculation}" if len(findings.engine.modes) > 1 else ""
+                    console.note(_check_line(check, waste_of_size(size, findings.sizes)) + name)
 
 
 def _check_line(check: StageCheck, waste: float) -> str:
@@ -214,7 +216,7 @@ def _run_shares(findings: CaptureFindings) -> tuple[float, float]:
 
 def _document(findings: CaptureFindings, settings: GenerateSettings, exit_code: ExitCode) -> dict[str, Any]:
     engine, sizes = findings.engine, findings.sizes
-    triple = engine.settings.speculation
+    triple, alternatives = engine.settings.speculation, engine.settings.alternatives
     return {
         "schema_version": SCHEMA_VERSION,
         "exit_code": int(exit_code),
@@ -225,6 +227,7 @@ def _document(findings: CaptureFindings, settings: GenerateSettings, exit_code: 
         "dtype": str(engine.dtype).removeprefix("torch."),
         "attention_backend": engine.attention.name,
         "speculation": {"num_steps": triple.num_steps, "topk": triple.topk, "num_draft_tokens": triple.num_draft_tokens},
+        "alternatives": {str(alternative.speculation): alternative.max_requests for alternative in alternatives},
         "max_running_requests": engine.settings.max_running_requests,
         "max_total_tokens": engine.settings.max_total_tokens,
         "graph_sizes": list(sizes),

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from eaglecli.commands._dry_run import DryRunResult, dry_run
 from eaglecli.commands._input import read_input, select_input
-from eaglecli.commands._open_engine import ModelFinder, find_device, find_models, name_device, speculation_of
+from eaglecli.commands._open_engine import ModelFinder, find_device, find_models, name_device, plan_of
 from eaglecli.commands._resume import take_up
 from eaglecli.commands._run import GenerateResult, Run, describe_run
 from eaglecli.config import DEFAULT_CONFIG, MODELS_OWN_SAMPLING, GenerateSettings, find_config, read_config, resolve_settings
@@ -53,7 +53,7 @@ def generate(settings: GenerateSettings, console: Console, command_line: list[st
 
 def _generate(settings: GenerateSettings, console: Console, command_line: list[str], find: ModelFinder) -> GenerateResult:
     selection, output = _select(settings)
-    speculation = speculation_of(settings)  # its rules are checked before anything is read
+    speculation = plan_of(settings).deepest  # its rules are checked before anything is read
     check_output_format(settings.output_format)
     reader = read_input(selection, settings, console)
     report = RunReport(command_line, settings, reader, output)
@@ -82,7 +82,7 @@ def _generate(settings: GenerateSettings, console: Console, command_line: list[s
 def preview(settings: GenerateSettings, console: Console) -> DryRunResult:
     """Everything about a run that can be known without doing it. Raises UserError as the run would."""
     selection, output = _select(settings)
-    speculation_of(settings)
+    plan_of(settings)
     check_output_format(settings.output_format)
     reader = read_input(selection, settings, console)
     models = find_models(settings) if reader.scan.num_good or not reader.scan.is_complete else None

@@ -44,7 +44,9 @@ def resolve(given: Mapping[str, Any], config_name: str | None) -> GenerateSettin
     config_name = config_name or (None if "target" in given else DEFAULT_CONFIG)
     settings = resolve_settings(given, read_config(find_config(config_name)) if config_name else None, find_device)
     own = {"temperature": DEFAULT_TEMPERATURE, "max_new_tokens": DEFAULT_NEW_TOKENS}
-    return dataclasses.replace(settings, **{name: value for name, value in own.items() if settings.origin(name) == DEFAULT})
+    own = {name: value for name, value in own.items() if settings.origin(name) == DEFAULT}
+    one_triple = {"speculative_adaptive": False, "speculative_adaptive_config": None}  # which every step is held against
+    return dataclasses.replace(settings, **own, **one_triple)
 
 
 def verify(settings: GenerateSettings, console: Console, find: Callable[[GenerateSettings], FoundModels] = find_models) -> VerifyResult:

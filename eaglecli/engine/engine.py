@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from eaglecli.engine.attention_backend import AttentionBackend, choose_attention
-from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
-from eaglecli.engine.graph_capture import capture_sizes, find_capturable_size
-from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
+from eaglecli.engine.draft import RootOnlyDrafter
+from eaglecli.engine.graph_capture import capture_all, find_capturable_size
+from eaglecli.engine.graph_runner import CaptureReport
 from eaglecli.engine.graph_sizes import padded_size
-from eaglecli.engine.iteration import Iteration, allocate_buffers, named_tensors
+from eaglecli.engine.iteration import named_tensors
 from eaglecli.engine.logit_adjustments import allocate_adjustments, refuse_sampling
 from eaglecli.engine.logprob_buffers import LogprobBuffers
+from eaglecli.engine.measure_costs import measure_costs
+from eaglecli.engine.modes import Mode, ModeParts, allocate_backlog, build_modes, capture_plans, describe_modes, eagle_drafter
 from eaglecli.engine.outputs import OutputBuffers
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.prefill import PrefillStage
@@ -24,6 +26,7 @@ from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted
 from eaglecli.engine.scheduler import PrefillChunk, Scheduler, Sequence
 from eaglecli.engine.settings import EngineSettings, check_windows
+from eaglecli.engine.speculation_policy import FixedPolicy, SpeculationPolicy, StepObservation
 from eaglecli.engine.stage_check import CheckedParts, StageCheck, check_stages
 from eaglecli.engine.stage_clock import StageClock
 from eaglecli.engine.token_choice import logprob_width
@@ -63,15 +66,19 @@ class Engine:
         """`attention` None is the fastest backend of the target's device. Raises UserError for settings that cannot be."""
         self.settings = settings
         self.counts = EngineCounts()
-        speculation, device, dtype = settings.speculation, target.embed_weight.device, target.dtype
+        self.policy: SpeculationPolicy = FixedPolicy()
+        device, dtype = target.embed_weight.device, target.dtype
+        if not any(speculation.num_steps for speculation in settings.all_speculation):
+            draft = None
         self.dtype, self.vocab_size = dtype, target.config.vocab_size
         self.attention = choose_attention(attention, device, settings.is_deterministic)
         if settings.is_deterministic and not all(model.kernels.is_row_invariant for model in (target, draft) if model is not None):
             raise ValueError("deterministic inference needs models that use row-invariant kernels: see models/kernel_choice.py")
-        check_windows("target", target.config.windows, speculation)
-        check_windows("draft", draft.config.windows if draft else (), speculation)
+        for speculation in settings.all_speculation:
+            check_windows("target", target.config.windows, speculation)
+            check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)
-        self._scheduler = Scheduler(self._pool, settings.max_running_requests, speculation.lookahead, settings.chunked_prefill_size)
+        self._scheduler = Scheduler(self._pool, settings.max_running_requests, settings.lookahead, settings.chunked_prefill_size)
         adjustments = allocate_adjustments(settings, self.vocab_size, device)
         self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, self.attention.attend, adjustments)
         num_slots = self._pool.num_slots
@@ -79,23 +86,25 @@ class Engine:
         feature_size = target.config.layer.hidden_size * max(num_boundaries, 1)
         layer = target.config.layer
         self._kv_cache = allocate_kv_cache(target.config.num_layers, num_slots, layer.num_kv_heads, layer.head_dim, dtype, device)
-        self._drafter: EagleDrafter | RootOnlyDrafter = RootOnlyDrafter(self._state)
+        draft_cache = None
         self._caches = {"the target's cache": self._kv_cache}
         if draft is not None:
             draft_cache = allocate_kv_cache(draft.num_layers, num_slots, draft.num_kv_heads, draft.head_dim, dtype, device)
-            self._drafter = EagleDrafter(draft, draft_cache, self._state, speculation, settings.same_noise_drafting)
             self._caches["the draft's cache"] = draft_cache
-        run_width = speculation.num_steps + 1
-        logprob_columns = logprob_width(settings.max_logprobs, run_width)
-        max_size = max(settings.graph_sizes + (settings.max_running_requests,))
-        buffers = allocate_buffers(max_size, speculation, feature_size, self._state.dummy_row, dtype, device, logprob_columns)
-        self._iteration = Iteration(
-            target, self._kv_cache, self._drafter, self._state, buffers, speculation, settings.simulated_accept_length
-        )
-        self._static = StaticTensors(self._caches | named_tensors("state", self._state) | named_tensors("buffers", buffers))
-        self._runners = [GraphRunner(stage, self._static) for stage in self._iteration.stages]
-        self._prefill = PrefillStage(target, self._kv_cache, self._drafter, self._state, run_width, logprob_columns)
+        run_width, logprob_columns = settings.run_width, logprob_width(settings.max_logprobs, settings.run_width)
+        parts = ModeParts(target, self._kv_cache, draft, draft_cache, self._state, settings, feature_size, logprob_columns)
+        self._backlog = allocate_backlog(parts)
+        shared = self._caches | named_tensors("state", self._state)
+        if self._backlog is not None:
+            shared |= {"the backlog's features": self._backlog.features, "the backlog's tokens": self._backlog.tokens}
+        self._modes = build_modes(parts, self._backlog, shared)
+        self._eagle = eagle_drafter(self._modes)
+        self._mode_number = -1
+        self._change_mode(0)
+        drafter = self._eagle or RootOnlyDrafter(self._state)
+        self._prefill = PrefillStage(target, self._kv_cache, drafter, self._state, run_width, logprob_columns)
         self._readback = Readback(settings.max_running_requests, run_width, device, logprob_columns)
+        self._last_read_s: float | None = None  # when the record before was read, if nothing but it was run since
         self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
         self._logprobs = LogprobBuffers(settings.max_running_requests, settings.max_logprobs)
         num_rows = settings.max_running_requests
@@ -161,25 +170,31 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """One iteration: schedule, prefill, draft, verify, accept and commit, extend. Returns what the iteration before finished."""
-        chunks = self._schedule()
+        if self._readback.is_empty:
+            self._last_read_s = perf_counter()  # what this iteration is measured from
+        chunks, caught_up = self._schedule(), False
         asked = self._what_is_asked()
         records = [self._run_prefill(chunks, HostHints(0, *asked))] if chunks else []
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.is_last], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
         if len(decoded):
+            self._change_mode(self.policy.choose(len(decoded)))
             size = self._size_of(len(decoded))
-            self._iteration.load_rows(decoded, size)
             hints = HostHints(self._max_length(decoded), *asked)
+            caught_up = self._catch_up(decoded, hints)
+            self._iteration.load_rows(decoded, size)
             self._static.check()
             for stage in self._runners:
                 stage.run(size, hints)
             records.append(self._iteration.buffers.run.host_record(len(decoded), hints.any_logprobs))
             self._in_flight[decoded] += 1
             self.counts.num_iterations += 1
+            self._mode.num_iterations += 1
             self._num_iterations_of[len(decoded)] += 1
         if records:
-            self._readback.put(StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded]), records)
+            step = StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded], self._mode_number, bool(chunks), caught_up)
+            self._readback.put(step, records)
         return self._collect(keep=1 if len(decoded) and not self.attention.needs_host_lengths else 0)
 
     @property
@@ -190,8 +205,14 @@ class Engine:
     def measure_stages(self, clock: StageClock | None) -> None:
         """Let `clock` measure the prefill and every stage from here on; None ends it."""
         self._clock = clock
-        for runner in self._runners:
-            runner.clock = clock
+        for mode in self._modes:
+            for runner in mode.runners:
+                runner.clock = clock
+
+    @property
+    def modes(self) -> list[Mode]:
+        """The ways to speculate, in the order of `EngineSettings.all_speculation`."""
+        return self._modes
 
     @property
     def can_capture(self) -> bool:
@@ -200,12 +221,20 @@ class Engine:
 
     def capture(self) -> Iterator[CaptureReport]:
         """Capture all stages at all graph sizes; yields a report as each is done. Only when `can_capture` and idle. Raises CaptureError."""
-        return capture_sizes(self._iteration, self._runners, self.settings.graph_sizes, self.widest_hints)
+        return capture_all(capture_plans(self._modes, self.settings.graph_sizes), self.widest_hints)
 
     def find_capturable_size(self, below: int) -> int | None:
         """The largest graph size under `below` that the memory is enough for, all graphs dropped; None when there is none."""
         sizes = [size for size in self.settings.graph_sizes if size < below]
-        return find_capturable_size(self._iteration, self._runners, sizes, self.widest_hints)
+        return find_capturable_size(capture_plans(self._modes, self.settings.graph_sizes), sizes, self.widest_hints)
+
+    @torch.inference_mode()
+    def measure_costs(self, budget_s: float = 2.0) -> dict[tuple[int, int], float]:
+        """Seconds of an iteration by (mode, batch size): see `measure_costs`. Only when idle; graphs should be captured before."""
+        if self._backlog is not None and self._eagle is not None:
+            self._backlog.warm_up(self._eagle.catch_up, self.settings.chunked_prefill_size, self.widest_hints)
+        sizes, most = self.settings.graph_sizes, self.settings.max_running_requests
+        return measure_costs(self._modes, sizes if self.settings.pads_to_graph_sizes else (), most, self.widest_hints, budget_s)
 
     @property
     def widest_hints(self) -> HostHints:
@@ -213,27 +242,32 @@ class Engine:
         gives_logprobs = self.settings.max_logprobs is not None
         return HostHints(self.settings.context_length, True, True, self.settings.adjusts_logits, gives_logprobs)
 
-    def check_stages(self, num_requests: int, seed: int) -> StageCheck:
-        """Run `num_requests` random rows in all the ways that must agree: see `stage_check`. Only when idle; the rows stay as they were."""
-        parts = CheckedParts(self._iteration, self._runners, self._state, self._caches, self.settings, self.widest_hints)
+    def check_stages(self, num_requests: int, seed: int, mode_number: int = 0) -> StageCheck:
+        """Run `num_requests` random rows of one mode in all the ways that must agree: see `stage_check`.
+
+        Only when idle; the rows stay as they were.
+        """
+        mode = self._modes[mode_number]
+        caches = {"the target's cache": self._kv_cache} if mode.leaves_draft_behind else self._caches
+        parts = CheckedParts(mode.iteration, mode.runners, self._state, caches, self.settings, mode.speculation, self.widest_hints)
         return check_stages(parts, num_requests, self._size_of(num_requests), seed)
 
     def summary(self) -> dict[str, Any]:
         """Counts of the whole run, which of its stages ran as graphs, and the books of the page pool."""
-        num_graph_runs = sum(runner.num_graph_runs for runner in self._runners)
-        num_runs = num_graph_runs + sum(runner.num_eager_runs for runner in self._runners)
+        runners = [runner for mode in self._modes for runner in mode.runners]
+        num_graph_runs = sum(runner.num_graph_runs for runner in runners)
+        num_runs = num_graph_runs + sum(runner.num_eager_runs for runner in runners)
         return {
             **vars(self.counts),
             "num_pages": self._pool.num_pages,
             "num_free_pages": self._pool.num_free,
             "page_size": self._pool.page_size,
             "attention_backend": self.attention.name,
-            "graph_sizes": list(self._runners[0].captured_sizes),
+            "graph_sizes": list(runners[0].captured_sizes),
             "graph_hit_rate": num_graph_runs / num_runs if num_runs else None,
-            "stages": {
-                runner.stage.name: {"graph_runs": runner.num_graph_runs, "eager_runs": runner.num_eager_runs} for runner in self._runners
-            },
+            "stages": {runner.stage.name: {"graph_runs": runner.num_graph_runs, "eager_runs": runner.num_eager_runs} for runner in runners},
             "iterations_by_requests": {str(size): int(count) for size, count in enumerate(self._num_iterations_of) if count},
+            **({"speculation": describe_modes(self._modes, self.policy)} if len(self._modes) > 1 else {}),
         }
 
     def check(self) -> None:
@@ -252,6 +286,8 @@ class Engine:
                 self._sequences[sequence.row] = sequence
             self._outputs.reset(rows)
             self._in_flight[rows] = 0
+            if self._backlog is not None:
+                self._backlog.forget(rows)
             self._prompt_lens[rows] = [sequence.prompt_len for sequence in admitted]
             samplings = [sequence.request.sampling for sequence in admitted]
             self._caps[rows] = [sampling.max_new_tokens for sampling in samplings]
@@ -277,6 +313,25 @@ class Engine:
         """Rows that a batch runs as, padding included."""
         return padded_size(num_requests, self.settings.graph_sizes) if self.settings.pads_to_graph_sizes else num_requests
 
+    def _change_mode(self, number: int) -> None:
+        """Run iterations of this mode from now on. Nothing happens on the device."""
+        if number != self._mode_number:
+            self._mode_number, self._mode = number, self._modes[number]
+            self._iteration, self._runners, self._static = self._mode.iteration, self._mode.runners, self._mode.static
+
+    def _catch_up(self, rows: np.ndarray, hints: HostHints) -> bool:
+        """Bring the draft's cache to where `rows` stand before an iteration that drafts; whether it had to be."""
+        if self._backlog is None or self._eagle is None:
+            return False
+        if self._mode.leaves_draft_behind:
+            self._backlog.count(rows)
+            return False
+        groups = 0
+        for group in self._backlog.groups_behind(rows, self.settings.chunked_prefill_size):
+            self._eagle.catch_up(self._backlog, group, hints)
+            groups += 1
+        return groups > 0
+
     def _rows_to_decode(self) -> np.ndarray:
         """int64: running rows, less those that are certain to have reached their cap by what is in flight."""
         rows = self._running
@@ -289,8 +344,7 @@ class Engine:
 
     def _max_length(self, rows: np.ndarray) -> int:
         """No row has more committed tokens when the iteration to come begins."""
-        run_width = self.settings.speculation.num_steps + 1
-        known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * run_width
+        known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * self.settings.run_width
         return int(np.minimum(known, self._prompt_lens[rows] + self._caps[rows]).max())
 
     def _collect(self, keep: int) -> list[Completion]:
@@ -300,25 +354,40 @@ class Engine:
             rows = result.rows
             num_prefilled = len(rows.prefilled)
             first, later = result.split(num_prefilled)
-            completions += self._take_record(rows.prefilled, rows.prefilled_owner, *first, is_verify=False)
-            completions += self._take_record(rows.decoded, rows.decoded_owner, *later, is_verify=True)
+            self._observe(rows, result.record[num_prefilled:])
+            completions += self._take_record(rows.prefilled, rows.prefilled_owner, *first, None)
+            num_proposed = self._modes[rows.mode].speculation.num_draft_tokens - 1
+            completions += self._take_record(rows.decoded, rows.decoded_owner, *later, num_proposed)
         return completions
 
+    def _observe(self, step: StepRows, record: np.ndarray) -> None:
+        """Tell the policy of an iteration whose record, int32 [B, W + 3], has just come."""
+        now, before = perf_counter(), self._last_read_s
+        self._last_read_s = None if self._readback.is_empty else now
+        if not len(record):
+            return
+        current = record[self._owner[step.decoded] == step.decoded_owner]
+        num_tokens = int(emitted_of(current).sum())
+        self._modes[step.mode].num_tokens += num_tokens
+        seconds = None if before is None or step.has_prefill else now - before
+        going_on = current[status_of(current) == Status.RUNNING]
+        self.policy.observe(StepObservation(step.mode, len(record), going_on[:, -3], num_tokens, seconds, step.caught_up))
+
     def _take_record(
-        self, rows: np.ndarray, owner: np.ndarray, record: np.ndarray, logprobs: np.ndarray, is_verify: bool
+        self, rows: np.ndarray, owner: np.ndarray, record: np.ndarray, logprobs: np.ndarray, num_proposed: int | None
     ) -> list[Completion]:
-        """Append one record to the outputs, and finish the requests that ended in it."""
+        """Append one record to the outputs, and finish the requests that ended in it. `num_proposed` drafts a row; None: no verify."""
         current = self._owner[rows] == owner
-        if is_verify:
+        if num_proposed is not None:
             self.counts.num_row_steps += len(rows)
             self.counts.num_wasted_row_steps += int((~current).sum())
         rows, record = rows[current], record[current]
         self._in_flight[rows] -= 1
-        self._outputs.add(rows, record, is_verify)
+        self._outputs.add(rows, record, num_proposed)
         if self._logprobs.any_wanted:
             self._logprobs.add(rows, logprobs[current], emitted_of(record))
         self.counts.num_output_tokens += int(emitted_of(record).sum())
-        if not is_verify:
+        if num_proposed is None:
             now = perf_counter()
             for row in rows:
                 self._sequence(row).first_token_s = now
@@ -331,8 +400,7 @@ class Engine:
             "ttft_s": sequence.first_token_s - sequence.added_s,
             "e2e_s": perf_counter() - sequence.added_s,
         }
-        nodes_per_step = self.settings.speculation.num_draft_tokens - 1
-        completion = self._outputs.completion(row, sequence.request, status, nodes_per_step, times)
+        completion = self._outputs.completion(row, sequence.request, status, times)
         logprobs = self._logprobs.take(sequence.request, len(completion.output_ids))
         completion = completion if logprobs is None else replace(completion, logprobs=logprobs)
         self._owner[row] += 1

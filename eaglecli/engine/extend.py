@@ -39,6 +39,7 @@ def prepare_extend_after_decode(draft: DraftModel, state: RowState, batch: Batch
             tail_mask=None,
             max_query_len=run.tokens.shape[1],
             max_prefix_len=batch.hints.max_length,
+            first_keys=state.draft_start,
             attend=state.attend,
         ),
         last_index=info.last_index,

@@ -6,7 +6,7 @@ the largest it runs at its own size, eagerly, and is counted.
 
 import gc
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -147,20 +147,21 @@ class GraphRunner:
 
     def run(self, size: int, hints: HostHints) -> None:
         """Run the first `size` requests of the buffers: by graph when that size is captured, else eagerly."""
-        if self.clock is None:
-            self._run(size, hints)
-            return
-        with self.clock.span(self.stage.name):
-            self._run(size, hints)
+        with self.clock.span(self.stage.name) if self.clock is not None else nullcontext():
+            was_graph = self.run_uncounted(size, hints)
+        if was_graph:
+            self.num_graph_runs += 1
+        else:
+            self.num_eager_runs += 1
 
-    def _run(self, size: int, hints: HostHints) -> None:
+    def run_uncounted(self, size: int, hints: HostHints) -> bool:
+        """The same without a trace in the counts; whether it was a graph."""
         graph = self._graphs.get(size)
         if graph is None:
-            self.num_eager_runs += 1
             self.stage.run(size, hints)
-            return
-        self.num_graph_runs += 1
-        graph.replay()
+        else:
+            graph.replay()
+        return graph is not None
 
 
 def _memory_shortage(error: BaseException | None) -> torch.OutOfMemoryError | None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
+from eaglecli.engine.draft import EagleDrafter, PausedDrafter, RootOnlyDrafter
 from eaglecli.engine.row_state import Batch, HostHints, RowState
 from eaglecli.engine.settings import SpeculationSettings
 from eaglecli.engine.staging import to_device
@@ -24,6 +24,7 @@ from eaglecli.kernels.live_rows import live_rows
 from eaglecli.kernels.simulate_accept import simulate_accept
 from eaglecli.models.target import TargetModel
 
+Drafter = EagleDrafter | RootOnlyDrafter | PausedDrafter
 Record = TypeVar("Record", DraftTree, CommittedRun)
 
 
@@ -53,9 +54,10 @@ def allocate_buffers(
     dummy_row: int,
     dtype: torch.dtype,
     device: torch.device,
+    run_width: int | None = None,
     logprob_width: int = 0,
 ) -> IterationBuffers:
-    """All rows the dummy row, all trees roots of token 0."""
+    """All rows the dummy row, all trees roots of token 0. Records are for runs of `run_width` tokens, None: of as many as there can be."""
     num_nodes, width = speculation.num_draft_tokens, speculation.num_steps + 1
 
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
@@ -73,7 +75,7 @@ def allocate_buffers(
             features=zeros(num_nodes, feature_size, dtype=dtype),
             base_lengths=zeros(),
             extend_lens=zeros(),
-            record=zeros(width + 3),
+            record=zeros((run_width or width) + 3),
             logprobs=zeros(logprob_width),
         ),
     )
@@ -86,12 +88,14 @@ class Iteration:
         self,
         target: TargetModel,
         kv_cache: torch.Tensor,
-        drafter: EagleDrafter | RootOnlyDrafter,
+        drafter: Drafter,
         state: RowState,
         buffers: IterationBuffers,
         speculation: SpeculationSettings,
         simulated_accept_length: float | None = None,
+        label: str = "",
     ) -> None:
+        """`label` tells the names of the stages of one iteration from those of another."""
         self.buffers = buffers
         self.vocab_size = target.config.vocab_size
         self._target = target
@@ -101,10 +105,10 @@ class Iteration:
         self._speculation = speculation
         self._simulated_accept_length = simulated_accept_length if speculation.num_steps else None
         self._loaded = np.zeros(0, np.int32)  # what stands at the front of buffers.rows
-        draft = Stage("draft", speculation.topk, self._draft)
-        verify = Stage("verify", speculation.num_draft_tokens, self._verify)
-        extend = Stage("extend", speculation.num_steps + 1, self._extend)
-        self.stages = (draft, verify, extend) if speculation.num_steps else (draft, verify)  # plain decoding has no draft to extend
+        draft = Stage(f"draft{label}", speculation.topk, self._draft)
+        verify = Stage(f"verify{label}", speculation.num_draft_tokens, self._verify)
+        extend = Stage(f"extend{label}", speculation.num_steps + 1, self._extend)
+        self.stages = (draft, verify, extend) if drafter.has_extend else (draft, verify)
 
     def load_rows(self, rows: np.ndarray, size: int) -> None:
         """Name the rows of the next iteration, int64 [n], n <= size; what is left of `size` names the dummy row.

@@ -15,14 +15,18 @@ class OutputBuffers:
         self._accept_counts = np.zeros((num_rows, context_length), np.int16)
         self._num_steps = np.zeros(num_rows, np.int64)
         self._num_cut = np.zeros(num_rows, np.int64)
+        self._num_proposed = np.zeros(num_rows, np.int64)
 
     def reset(self, rows: np.ndarray) -> None:
         """Forget what the rows held."""
-        for counts in (self.num_tokens, self._num_steps, self._num_cut):
+        for counts in (self.num_tokens, self._num_steps, self._num_cut, self._num_proposed):
             counts[rows] = 0
 
-    def add(self, rows: np.ndarray, record: np.ndarray, is_verify: bool) -> None:
-        """Append the runs of distinct `rows`; record int32 [B, W + 3], see `commit_run.RunOutputs`."""
+    def add(self, rows: np.ndarray, record: np.ndarray, num_proposed: int | None) -> None:
+        """Append the runs of distinct `rows`; record int32 [B, W + 3], see `commit_run.RunOutputs`.
+
+        `num_proposed` drafts were verified for each row; None: the runs are the first tokens after a prompt.
+        """
         tokens, (num_accepted, num_emitted, _) = record[:, :-3], record[:, -3:].T
         offset = np.arange(tokens.shape[1])
         row_index, token_index = np.nonzero(offset < num_emitted[:, None])
@@ -30,11 +34,12 @@ class OutputBuffers:
         self._tokens[rows[row_index], columns[row_index, token_index]] = tokens[row_index, token_index]
         self.num_tokens[rows] += num_emitted
         self._num_cut[rows] += num_accepted + 1 - num_emitted
-        if is_verify:
+        if num_proposed is not None:
+            self._num_proposed[rows] += num_proposed
             self._accept_counts[rows, self._num_steps[rows]] = num_accepted
             self._num_steps[rows] += 1
 
-    def completion(self, row: int, request: Request, status: Status, nodes_per_step: int, times: dict[str, float]) -> Completion:
+    def completion(self, row: int, request: Request, status: Status, times: dict[str, float]) -> Completion:
         """What the row holds, as the answer to `request`."""
         output_ids = self._tokens[row, : self.num_tokens[row]].copy()
         accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
@@ -47,7 +52,7 @@ class OutputBuffers:
             error=f"the target's logits are not finite after {len(output_ids)} tokens" if status is Status.NUMERIC else None,
             num_verify_steps=len(accept_counts),
             num_accepted_drafts=int(accept_counts.sum()),
-            num_proposed_drafts=len(accept_counts) * nodes_per_step,
+            num_proposed_drafts=int(self._num_proposed[row]),
             num_cut_tokens=int(self._num_cut[row]),
             accept_counts=accept_counts,
             **times,

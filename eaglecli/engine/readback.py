@@ -21,6 +21,9 @@ class StepRows:
     decoded: np.ndarray  # int64 [B] rows of the verify
     prefilled_owner: np.ndarray  # int64 [E] generation of the row
     decoded_owner: np.ndarray  # int64 [B]
+    mode: int  # how the iteration speculated
+    has_prefill: bool
+    caught_up: bool  # the draft had tokens to catch up with before
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +52,11 @@ class Readback:
         self._pending: deque[tuple[StepRows, torch.Tensor, torch.cuda.Event | None]] = deque()
         self._num_puts = 0
         self.waited_s = 0.0  # for the device
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is pending."""
+        return not self._pending
 
     def put(self, rows: StepRows, records: list[torch.Tensor]) -> None:
         """Enqueue one iteration's records, int32 [n, run_width + 3] each, or all of them [n, logprob_width + run_width + 3].

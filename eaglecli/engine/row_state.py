@@ -14,7 +14,7 @@ import torch
 from eaglecli.engine.logit_adjustments import write_adjustments
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.scheduler import Sequence
-from eaglecli.engine.settings import EngineSettings
+from eaglecli.engine.settings import PLAIN, EngineSettings
 from eaglecli.engine.staging import to_device
 from eaglecli.kernels.adjust_logits import AdjustmentTensors
 from eaglecli.kernels.attention_inputs import AttentionFunction
@@ -63,8 +63,9 @@ class RowState:
     min_p: torch.Tensor  # float32 [R]
     seed: torch.Tensor  # int64 [R]
     sample: torch.Tensor  # int32 [R]
+    draft_start: torch.Tensor | None  # int32 [R] the draft's cache begins there, see `backlog`; None: at 0, always
     draft_hidden: torch.Tensor  # [R, H] left by the last extend: what the draft's next step starts from
-    draft_log_q: torch.Tensor  # float32 [R, K] and its best tokens
+    draft_log_q: torch.Tensor  # float32 [R, K] and its best tokens; a tree of fewer branches takes the first ones
     draft_token: torch.Tensor  # int64 [R, K]
     adjustments: AdjustmentTensors | None  # None: no request may ask for any
     wants_logprobs: torch.Tensor | None  # bool [R]; None: no request may want them
@@ -136,12 +137,18 @@ def allocate_row_state(
         min_p=zeros(dtype=torch.float32),
         seed=zeros(dtype=torch.int64),
         sample=zeros(dtype=torch.int32),
+        draft_start=zeros(dtype=torch.int32) if pauses(settings) and draft_hidden_size else None,
         draft_hidden=zeros(draft_hidden_size, dtype=dtype),
-        draft_log_q=zeros(settings.speculation.topk, dtype=torch.float32),
-        draft_token=zeros(settings.speculation.topk, dtype=torch.int64),
+        draft_log_q=zeros(settings.num_candidates, dtype=torch.float32),
+        draft_token=zeros(settings.num_candidates, dtype=torch.int64),
         adjustments=adjustments,
         wants_logprobs=None if settings.max_logprobs is None else zeros(dtype=torch.bool),
     )
+
+
+def pauses(settings: EngineSettings) -> bool:
+    """Whether rows may go on without the draft for a while."""
+    return len(settings.all_speculation) > 1 and PLAIN in settings.all_speculation
 
 
 def slots_of(pages: Rows[int], page_size: int) -> np.ndarray:
@@ -173,6 +180,8 @@ def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) ->
     state.stop_ids[rows] = integers_d[:, 5:]
     state.temperature[rows], state.top_p[rows], state.min_p[rows] = floats_d.unbind(1)
     state.lengths[rows] = 0
+    if state.draft_start is not None:
+        state.draft_start[rows] = 0
     if state.adjustments is not None:
         write_adjustments(state.adjustments, admitted)
     if state.wants_logprobs is not None:

@@ -36,6 +36,9 @@ class SpeculationSettings:
                 f"{steps} steps of {topk} branches make {self.num_candidates} nodes and the root: use {self.num_candidates + 1} or less",
             )
 
+    def __str__(self) -> str:
+        return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}" if self.num_steps else "none"
+
     @property
     def num_candidates(self) -> int:
         """Nodes that the draft scores: topk + (steps - 1) * topk^2."""
@@ -68,6 +71,14 @@ PLAIN = SpeculationSettings(num_steps=0, topk=1, num_draft_tokens=1)
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """Speculation that an engine may change to between iterations, for batches of up to `max_requests`."""
+
+    speculation: SpeculationSettings
+    max_requests: int
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """Sizes of one engine. `max_total_tokens` counts KV slots, look-ahead included; all of them are allocated at the start."""
 
@@ -81,6 +92,8 @@ class EngineSettings:
     pads_to_graph_sizes: bool = True  # False: only a batch of exactly such a size runs at it, by graph; all others eagerly
     speculation: SpeculationSettings = PLAIN
     is_deterministic: bool = False  # no bit of a text depends on batch, chunk, order, graph or draft; models must be loaded for it
+    alternatives: tuple[Alternative, ...] = ()  # beside `speculation`; which of all runs is for the engine's policy to say
+    max_backlog_tokens: int = 128  # tokens that a row decoded plainly and the draft can catch up with; a multiple of 64
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
     adjusts_logits: bool = False  # requests may ask for penalties, bias and a least length: two tables of [rows, vocabulary] more
     max_logprobs: int | None = None  # most alternatives a request may ask log-probabilities of; None: no log-probabilities at all
@@ -94,12 +107,36 @@ class EngineSettings:
             raise UserError(f"--cuda-graph-bs {self.graph_sizes} must be ascending batch sizes of at least 1")
         if self.max_logprobs is not None and not 0 <= self.max_logprobs <= MAX_LOGPROBS:
             raise UserError(f"--logprobs {self.max_logprobs} must be from 0 to {MAX_LOGPROBS}")
+        if len(set(self.all_speculation)) < len(self.all_speculation):
+            raise UserError("the same speculation is named twice", "name each triple once")
         longest = self.speculation.num_steps + 1
         if self.simulated_accept_length is not None and not 1 <= self.simulated_accept_length <= longest:
             raise UserError(
                 f"--simulate-acc-len {self.simulated_accept_length:g} cannot be reached in {self.speculation.num_steps} steps",
                 f"use 1 to {longest}: accepted drafts and the target's own token",
             )
+        if self.max_backlog_tokens < 1 or self.max_backlog_tokens % 64:
+            raise ValueError(f"a backlog of {self.max_backlog_tokens} tokens is no multiple of 64")
+
+    @property
+    def all_speculation(self) -> tuple[SpeculationSettings, ...]:
+        """`speculation` and its alternatives; a number in this order names one for the engine's policy."""
+        return (self.speculation, *(alternative.speculation for alternative in self.alternatives))
+
+    @property
+    def lookahead(self) -> int:
+        """Slots past a row's length that one iteration may write, however it speculates."""
+        return max(speculation.lookahead for speculation in self.all_speculation)
+
+    @property
+    def run_width(self) -> int:
+        """Most tokens that an iteration can add to a row."""
+        return max(speculation.num_steps for speculation in self.all_speculation) + 1
+
+    @property
+    def num_candidates(self) -> int:
+        """Tokens for the first level of the next tree that are kept of every row."""
+        return max(speculation.topk for speculation in self.all_speculation)
 
     @property
     def num_pages(self) -> int:
@@ -109,4 +146,4 @@ class EngineSettings:
     @property
     def row_capacity(self) -> int:
         """Columns of the slot table: the longest row and its look-ahead, in whole pages."""
-        return -(-(self.context_length + self.speculation.lookahead) // self.page_size) * self.page_size
+        return -(-(self.context_length + self.lookahead) // self.page_size) * self.page_size

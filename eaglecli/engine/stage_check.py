@@ -23,7 +23,7 @@ import torch
 from eaglecli.engine.graph_runner import GraphRunner
 from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.row_state import HostHints, RowState
-from eaglecli.engine.settings import EngineSettings
+from eaglecli.engine.settings import EngineSettings, SpeculationSettings
 from eaglecli.kernels.adjust_logits import AdjustmentTensors
 
 _NUM_ITERATIONS = 2
@@ -44,6 +44,7 @@ class CheckedParts:
     state: RowState
     caches: Mapping[str, torch.Tensor]
     settings: EngineSettings
+    speculation: SpeculationSettings  # of the iteration
     hints: HostHints  # those the graphs were captured for
 
 
@@ -191,7 +192,7 @@ class _Check:
 
     def _deal_first_drafts(self) -> None:
         """Make the target's own next token the first draft of every other row."""
-        if not self.parts.settings.speculation.num_steps:
+        if not self.parts.speculation.num_steps:
             return
         self._restore_all()
         self.parts.iteration.load_rows(self.batch.rows, self.size)
@@ -235,7 +236,7 @@ def _deal_rows(parts: CheckedParts, num_requests: int, seed: int) -> RandomBatch
     """Write `num_requests` random rows to the state, and random numbers to the cache slots of their known tokens."""
     state, settings = parts.state, parts.settings
     random = np.random.default_rng(seed)
-    device, lookahead, run_width = state.lengths.device, settings.speculation.lookahead, settings.speculation.num_steps + 1
+    device, lookahead, run_width = state.lengths.device, settings.lookahead, settings.run_width
     num_slots = next(iter(parts.caches.values())).shape[2]
     room = min(max(_MAX_CACHE_SLOTS, num_requests * (lookahead + 2 * run_width + _MIN_PROMPT_LEN)), num_slots - 2)
     row_slots = min(room // num_requests, settings.context_length + lookahead, _MAX_PROMPT_LEN + lookahead)
@@ -270,7 +271,7 @@ def _deal_rows(parts: CheckedParts, num_requests: int, seed: int) -> RandomBatch
 def _write_rows(
     parts: CheckedParts, rows: np.ndarray, table: np.ndarray, lengths: np.ndarray, limits: np.ndarray, random: np.random.Generator
 ) -> None:
-    state, count, topk = parts.state, len(rows), parts.settings.speculation.topk
+    state, count, topk = parts.state, len(rows), parts.settings.num_candidates
     vocab_size = parts.iteration.vocab_size
     temperature = np.where(random.random(count) < 0.5, 0.0, random.uniform(0.3, 1.5, count))
     values = {

@@ -146,7 +146,7 @@ def _zero_unowned(
 )  # fmt: skip
 def _attention_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, out_ptr, partial_ptr, log_total_ptr, counter_ptr,
-    rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, positions_ptr, mask_ptr, scale_log2,
+    rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, first_keys_ptr, positions_ptr, mask_ptr, scale_log2,
     batch, num_tokens, table_width, mask_row_stride, mask_query_stride, mask_width, window, num_splits, min_split_keys,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr, TAIL_STAGES: tl.constexpr,
@@ -181,7 +181,8 @@ def _attention_kernel(
     inside = exists[:, None] & (column < HEAD_DIM)[None, :]
 
     prefix_len = tl.load(prefix_lens_ptr + row)
-    table_ptr += tl.load(rows_ptr + row).to(tl.int64) * table_width
+    table_row = tl.load(rows_ptr + row).to(tl.int64)
+    table_ptr += table_row * table_width
     if mask_ptr is None:
         last_query = tl.minimum(num_queries - 1, (tile * BLOCK_M + BLOCK_M - 1) // GROUP)
         num_keys = prefix_len + last_query + 1
@@ -190,11 +191,14 @@ def _attention_kernel(
         mask_ptr += row.to(tl.int64) * mask_row_stride
     num_keys = tl.minimum(num_keys, table_width)
     first_key = 0
+    if first_keys_ptr is not None:
+        first_key = tl.load(first_keys_ptr + table_row)  # whole blocks are left out, so no other block needs a mask for it
     position = query
     if HAS_WINDOW:
         position = tl.load(positions_ptr + token, mask=exists, other=2147483647)
         # the tail of a masked tree is never outside the window
-        first_key = tl.minimum(tl.maximum(tl.min(position, 0) - window + 1, 0), prefix_len if mask_ptr is not None else num_keys)
+        oldest = tl.minimum(tl.maximum(tl.min(position, 0) - window + 1, 0), prefix_len if mask_ptr is not None else num_keys)
+        first_key = tl.maximum(first_key, oldest)
     begin = first_key // BLOCK_N * BLOCK_N
     split_keys = tl.cdiv(tl.cdiv(num_keys - begin, num_splits), BLOCK_N) * BLOCK_N
     split_keys = tl.maximum(split_keys, min_split_keys)
@@ -337,7 +341,7 @@ def attention_triton(
     merge_splits = tile.num_warps * 32 * _MERGED_PER_THREAD // (merge_rows * block_dim)
     _attention_kernel[(num_tiles, num_kv_heads * num_splits, batch + 1)](
         q, k_cache, v_cache, out, partial, log_total, counters, inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table,
-        inputs.positions, None if mask is None else mask.view(torch.uint8), scale * _LOG2_E, batch, num_tokens,
+        inputs.first_keys, inputs.positions, None if mask is None else mask.view(torch.uint8), scale * _LOG2_E, batch, num_tokens,
         inputs.slot_table.shape[1], *((0, 0) if mask is None else mask.stride()[:2]), tail_width, window or 0, num_splits, min_split_keys,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_dim,
         BLOCK_M=tile.block_queries, BLOCK_N=tile.block_keys, HAS_WINDOW=window is not None,
@@ -356,6 +360,8 @@ def _visible_keys(inputs: AttentionInputs, query_index: torch.Tensor, num_column
     in_prefix = column < prefix_lens
     tail_column = column - prefix_lens  # [B, 1, columns], negative inside the prefix
     recent = True if window is None else column > inputs.positions.long()[query_index][:, :, None] - window
+    if inputs.first_keys is not None:
+        recent = recent & (column >= inputs.first_keys[inputs.rows].long()[:, None, None])
     if inputs.tail_mask is None:
         causal = tail_column <= torch.arange(num_queries, device=query_index.device)[:, None]
         return causal & recent

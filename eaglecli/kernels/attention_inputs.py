@@ -7,8 +7,8 @@ contiguous run of the packed queries; each query sees the row's whole *prefix* a
     query i of a row sees  prefix (all)  +  tail[w] where tail_mask[b, i, w]     (tree: ancestors and itself)
                            prefix (all)  +  tail[0..i]                           (tail_mask None: causal)
 
-Key w of the prefix has position w. Tail keys are never further back than `window` when a tail mask is given: the
-engine refuses windows shorter than the tree is deep.
+Key w of the prefix has position w. A row's keys before `first_keys` are not there. Tail keys are never further back than `window`
+when a tail mask is given: the engine refuses windows shorter than the tree is deep.
 """
 
 from collections.abc import Callable
@@ -33,4 +33,5 @@ class AttentionInputs:
     tail_mask: torch.Tensor | None  # bool [B, Q, W]; None = causal tail
     max_query_len: int  # host bound: no row has more queries
     max_prefix_len: int  # host bound: no row has a longer prefix
+    first_keys: torch.Tensor | None = None  # int32 [R] of the table: keys before it are not there; a multiple of 64, at most prefix_lens
     attend: AttentionFunction | None = None  # what computes it; None: `attention.attention`, which goes by the device

@@ -87,14 +87,14 @@ def _first_of_level(level: int, topk: int) -> int:
 @triton.jit
 def _start_beams_kernel(
     rows_ptr, log_q_ptr, token_ptr, pool_score_ptr, pool_token_ptr, pool_parent_ptr,
-    beam_score_ptr, beam_token_ptr, beam_row_ptr, beam_pool_ptr, num_pool, TOPK: tl.constexpr, BLOCK: tl.constexpr,
+    beam_score_ptr, beam_token_ptr, beam_row_ptr, beam_pool_ptr, num_pool, num_candidates, TOPK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     batch_row = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + batch_row).to(tl.int64)
     beam = tl.arange(0, BLOCK)
     inside = beam < TOPK
-    score = tl.load(log_q_ptr + row * TOPK + beam, mask=inside, other=0.0)
-    token = tl.load(token_ptr + row * TOPK + beam, mask=inside, other=0)
+    score = tl.load(log_q_ptr + row * num_candidates + beam, mask=inside, other=0.0)
+    token = tl.load(token_ptr + row * num_candidates + beam, mask=inside, other=0)
     pool = batch_row * num_pool + beam
     tl.store(pool_score_ptr + pool, score, mask=inside)
     tl.store(pool_token_ptr + pool, token, mask=inside)
@@ -106,16 +106,18 @@ def _start_beams_kernel(
     tl.store(beam_pool_ptr + beams, beam, mask=inside)
 
 
-def start_beams_triton(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> tuple[CandidatePool, Beams]:
+def start_beams_triton(
+    rows: torch.Tensor, candidates: DraftCandidates, num_levels: int, topk: int | None = None
+) -> tuple[CandidatePool, Beams]:
     """One launch, one program a row; see `start_beams`."""
-    _check_start(rows, candidates, num_levels)
-    num_rows, topk = rows.shape[0], candidates.token.shape[1]
+    topk = _check_start(rows, candidates, num_levels, topk)
+    num_rows = rows.shape[0]
     pool = _empty_pool(num_rows, _first_of_level(num_levels, topk), rows.device)
     beams = _empty_beams(num_rows, topk, rows.device)
     if num_rows:
         _start_beams_kernel[(num_rows,)](
             rows, candidates.log_q, candidates.token, pool.score, pool.token, pool.parent, beams.score, beams.token, beams.row, beams.pool,
-            pool.score.shape[1], TOPK=topk, BLOCK=triton.next_power_of_2(topk), num_warps=1,
+            pool.score.shape[1], candidates.token.shape[1], TOPK=topk, BLOCK=triton.next_power_of_2(topk), num_warps=1,
         )  # fmt: skip
     return pool, beams
 
@@ -269,11 +271,12 @@ def root_only_tree_triton(rows: torch.Tensor, root_token: torch.Tensor, out: Dra
         )
 
 
-def start_beams_reference(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> tuple[CandidatePool, Beams]:
+def start_beams_reference(
+    rows: torch.Tensor, candidates: DraftCandidates, num_levels: int, topk: int | None = None
+) -> tuple[CandidatePool, Beams]:
     """See `start_beams`."""
-    _check_start(rows, candidates, num_levels)
-    topk = candidates.token.shape[1]
-    score, token = candidates.log_q[rows], candidates.token[rows]
+    topk = _check_start(rows, candidates, num_levels, topk)
+    score, token = candidates.log_q[rows, :topk], candidates.token[rows, :topk]
     pool = _empty_pool(rows.shape[0], _first_of_level(num_levels, topk), rows.device)
     pool.score[:, :topk], pool.token[:, :topk], pool.parent[:, :topk] = score, token, -1
     index = torch.arange(topk, dtype=torch.int32, device=rows.device).repeat(rows.shape[0], 1)
@@ -332,12 +335,16 @@ def _ancestor_mask(parents: torch.Tensor) -> torch.Tensor:
     return reach > 0.0
 
 
-def _check_start(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> None:
+def _check_start(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int, topk: int | None) -> int:
     if num_levels < 1:
         raise ValueError(f"a tree has level 0 at least, got {num_levels} levels")
     require("rows", rows, torch.int32, -1)
     require("log_q", candidates.log_q, torch.float32, -1, -1)
     require("token", candidates.token, torch.int64, *candidates.log_q.shape)
+    num_candidates = candidates.token.shape[1]
+    if topk is not None and not 1 <= topk <= num_candidates:
+        raise ValueError(f"a row has {num_candidates} candidates, {topk} beams cannot start from them")
+    return num_candidates if topk is None else topk
 
 
 def _check_beams(level: int, beams: Beams, children: DraftCandidates, pool: CandidatePool) -> None:
@@ -377,13 +384,13 @@ def _check_tree(rows: torch.Tensor, root_token: torch.Tensor, out: DraftTree, nu
     require("tree mask", out.ancestor_mask, torch.bool, num_rows, num_nodes, num_nodes)
 
 
-def start_beams(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int) -> tuple[CandidatePool, Beams]:
-    """A pool with room for `num_levels` levels, level 0 written, and its beams.
+def start_beams(rows: torch.Tensor, candidates: DraftCandidates, num_levels: int, topk: int | None = None) -> tuple[CandidatePool, Beams]:
+    """A pool with room for `num_levels` levels of `topk` branches (None: all candidates), level 0 written, and its beams.
 
-    rows int32 [B]; candidates [R, K] of the row state, best first, all grown from each row's root.
+    rows int32 [B]; candidates [R, K >= topk] of the row state, best first, all grown from each row's root: the first topk are taken.
     """
     launch = start_beams_triton if rows.is_cuda else start_beams_reference
-    return launch(rows, candidates, num_levels)
+    return launch(rows, candidates, num_levels, topk)
 
 
 def expand_beams(level: int, beams: Beams, children: DraftCandidates, pool: CandidatePool) -> Beams:

@@ -33,7 +33,7 @@ _LOG2_E = 1.4426950408889634
 @triton.jit(do_not_specialize=["num_tokens", "table_width", "mask_row_stride", "mask_query_stride", "mask_width", "window"])
 def _row_invariant_attention_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, out_ptr, partial_ptr, log_total_ptr, counter_ptr,
-    rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, positions_ptr, mask_ptr, scale_log2,
+    rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, first_keys_ptr, positions_ptr, mask_ptr, scale_log2,
     num_tokens, table_width, mask_row_stride, mask_query_stride, mask_width, window,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_HEADS: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, MAX_SPLITS: tl.constexpr, MIN_SPLIT_KEYS: tl.constexpr, MASK_BLOCK: tl.constexpr,
@@ -53,7 +53,8 @@ def _row_invariant_attention_kernel(
         return
     token = (first_query + query).to(tl.int64)
     prefix_len = tl.load(prefix_lens_ptr + row)
-    table_ptr += tl.load(rows_ptr + row).to(tl.int64) * table_width
+    table_row = tl.load(rows_ptr + row).to(tl.int64)
+    table_ptr += table_row * table_width
     entry = tl.arange(0, MASK_BLOCK)
     if mask_ptr is None:
         num_keys = prefix_len + query + 1
@@ -64,8 +65,10 @@ def _row_invariant_attention_kernel(
         num_keys = prefix_len + tl.sum(sees, 0)
     num_keys = tl.minimum(num_keys, table_width)
     first_key = tl.full([], 0, tl.int32)
+    if first_keys_ptr is not None:
+        first_key = tl.load(first_keys_ptr + table_row)
     if HAS_WINDOW:
-        first_key = tl.maximum(tl.load(positions_ptr + token) - window + 1, 0)
+        first_key = tl.maximum(tl.load(positions_ptr + token) - window + 1, first_key)
     split_keys = tl.cdiv(tl.cdiv(num_keys, MAX_SPLITS), BLOCK_KEYS) * BLOCK_KEYS
     split_keys = tl.maximum(split_keys, MIN_SPLIT_KEYS)
     first_split = first_key // split_keys
@@ -151,7 +154,7 @@ def row_invariant_attention_triton(
     num_splits = min(_MAX_SPLITS, triton.cdiv(max_keys, _MIN_SPLIT_KEYS))  # of programs; those without keys leave early
     _row_invariant_attention_kernel[(inputs.max_query_len, num_kv_heads * num_splits, inputs.rows.shape[0])](
         q, k_cache, v_cache, out, partial, log_total, arrival_counters(num_tokens * num_kv_heads, q.device),
-        inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table, inputs.positions,
+        inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table, inputs.first_keys, inputs.positions,
         None if mask is None else mask.view(torch.uint8), scale * _LOG2_E, num_tokens, inputs.slot_table.shape[1],
         *((0, 0) if mask is None else mask.stride()[:2]), mask_width, window or 0,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=max(16, triton.next_power_of_2(head_dim)),
@@ -168,6 +171,7 @@ class _QueryKeys:
 
     slots: torch.Tensor
     num_keys: torch.Tensor
+    table_row: torch.Tensor  # int64 [T] each query's row of the slot table
 
 
 def _keys_of_queries(inputs: AttentionInputs, num_tokens: int) -> _QueryKeys:
@@ -189,7 +193,8 @@ def _keys_of_queries(inputs: AttentionInputs, num_tokens: int) -> _QueryKeys:
         on_path = path.gather(1, (column - prefix).clamp(0, tail_width - 1))
         column = torch.where(column < prefix, column, (prefix + on_path).clamp(max=inputs.slot_table.shape[1] - 1))
     num_keys = torch.where(is_owned, (prefix[:, 0] + num_tail).clamp(max=num_columns), 0)
-    return _QueryKeys(inputs.slot_table.long()[inputs.rows.long()[row][:, None], column], num_keys)
+    table_row = inputs.rows.long()[row]
+    return _QueryKeys(inputs.slot_table.long()[table_row[:, None], column], num_keys, table_row)
 
 
 def row_invariant_attention_reference(
@@ -202,6 +207,8 @@ def row_invariant_attention_reference(
     group = num_heads // num_kv_heads
     keys = _keys_of_queries(inputs, num_tokens)
     first_key = torch.zeros_like(keys.num_keys) if window is None else (inputs.positions.long() - window + 1).clamp(min=0)
+    if inputs.first_keys is not None:
+        first_key = torch.maximum(first_key, inputs.first_keys.long()[keys.table_row])
     folded = (q.float() * scale).view(num_tokens * num_kv_heads, group, head_dim)
     sums = torch.zeros_like(folded)
     maximum = torch.full((num_tokens * num_kv_heads, group, 1), -torch.inf, device=q.device)

@@ -69,7 +69,7 @@ def test_sizes_with_much_padding_are_pointed_out(pair):
 def test_a_difference_is_told_by_name_and_exit_code(pair, monkeypatch):
     check_stages = Engine.check_stages
 
-    def differ(engine, num_requests, seed):
+    def differ(engine, num_requests, seed, mode_number):
         return dataclasses.replace(check_stages(engine, num_requests, seed), poison_differs=("run.features",))
 
     monkeypatch.setattr(Engine, "check_stages", differ)
@@ -82,7 +82,9 @@ def test_a_difference_is_told_by_name_and_exit_code(pair, monkeypatch):
 def test_other_text_by_padding_fails_in_float32_only(pair, monkeypatch):
     check_stages = Engine.check_stages
     monkeypatch.setattr(
-        Engine, "check_stages", lambda engine, count, seed: dataclasses.replace(check_stages(engine, count, seed), num_padding_differs=1)
+        Engine,
+        "check_stages",
+        lambda engine, count, seed, mode_number: dataclasses.replace(check_stages(engine, count, seed), num_padding_differs=1),
     )
     assert invoke(pair, "--cuda-graph-bs", "2").exit_code == ExitCode.CHECK_FAILED
     assert invoke(pair, "--cuda-graph-bs", "2", "--dtype", "bfloat16").exit_code == ExitCode.OK
@@ -249,6 +251,17 @@ def test_with_deterministic_inference_padding_must_change_nothing_in_any_dtype(p
     assert [check["padding_difference"] for check in checks] == [0.0, 0.0]
     check_stages = Engine.check_stages
     monkeypatch.setattr(
-        Engine, "check_stages", lambda engine, count, seed: dataclasses.replace(check_stages(engine, count, seed), num_padding_differs=1)
+        Engine,
+        "check_stages",
+        lambda engine, count, seed, mode_number: dataclasses.replace(check_stages(engine, count, seed), num_padding_differs=1),
     )
     assert invoke(pair, *arguments).exit_code == ExitCode.CHECK_FAILED
+
+
+def test_every_mode_of_an_adaptive_run_is_checked(pair):
+    done = invoke(pair, "--cuda-graph-bs", "2", "--max-running-requests", "2", "--speculative-adaptive", "--json")
+    assert done.exit_code == ExitCode.OK, done.output
+    document = json.loads(done.stdout)
+    assert list(document["alternatives"]) == ["none", "2/1/3", "5/1/6", "7/1/8", "5/4/16"]
+    assert len(document["checks"]) == 2 * 6
+    assert all(check["is_exact"] for check in document["checks"])

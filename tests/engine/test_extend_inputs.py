@@ -34,7 +34,7 @@ def prepared(engine: Engine):
     front = type(run)(**{name: getattr(run, name)[:SIZE] for name in run.__dataclass_fields__})
     batch = Batch(engine._iteration.buffers.live_rows[:SIZE], engine.widest_hints)
     with torch.inference_mode():
-        return prepare_extend_after_decode(engine._drafter._draft, engine._state, batch, front, TRIPLE[2])
+        return prepare_extend_after_decode(engine._eagle._draft, engine._state, batch, front, TRIPLE[2])
 
 
 def test_there_is_room_for_every_token_that_could_be_accepted(engine):

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from eaglecli.engine.attention_backend import TORCH
 from eaglecli.engine.engine import Engine
-from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
+from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SpeculationSettings
+from eaglecli.engine.speculation_policy import ScriptedPolicy
 from eaglecli.models.draft_loader import load_draft
 from eaglecli.models.loader import load_target
 from tests.engine.harness import DEVICE, LoadedPair, Triple, draft_dir, make_engine, mixed_requests, oracle_plain, run, texts
@@ -113,3 +115,48 @@ def test_smaller_sizes_live_in_the_memory_of_the_largest(twin: LoadedPair) -> No
 def test_a_backend_that_needs_host_lengths_captures_nothing(twin: LoadedPair) -> None:
     settings = EngineSettings(128, 2048, graph_sizes=SIZES)
     assert not Engine(twin.target.model, None, settings, TORCH).can_capture
+
+
+def captured_modes(pair: LoadedPair, seed: int) -> Engine:
+    """An engine that changes at random between a chain, plain decoding and a tree, all captured."""
+    modes = [SpeculationSettings(4, 1, 5), PLAIN, SpeculationSettings(3, 3, 8)]
+    settings = EngineSettings(
+        256,
+        16384,
+        max_running_requests=16,
+        graph_sizes=SIZES,
+        speculation=modes[0],
+        alternatives=tuple(Alternative(m, 16) for m in modes[1:]),
+    )
+    engine = Engine(pair.target.model, pair.draft.model, settings)
+    list(engine.capture())
+    random = np.random.default_rng(seed)
+    engine.policy = ScriptedPolicy(lambda num_requests: int(random.integers(3)))
+    return engine
+
+
+def test_changing_modes_by_graph_leaves_the_text_as_it_is(pair: LoadedPair) -> None:
+    requests = mixed_requests(20, seed=9, max_cap=30)
+    engine = captured_modes(pair, seed=1)
+    assert texts(run(engine, requests)) == oracle_plain(pair, requests)
+    assert engine.summary()["graph_hit_rate"] == 1.0
+    for mode in range(3):
+        check = engine.check_stages(5, seed=3, mode_number=mode)
+        assert check.is_exact and check.graph_differs == ()
+    costs = engine.measure_costs()
+    assert {mode for mode, _ in costs} == {0, 1, 2} and min(costs.values()) > 0
+
+
+def test_the_draft_catches_up_without_a_wait_for_the_device(twin: LoadedPair) -> None:
+    engine = captured_modes(twin, seed=2)
+    engine.measure_costs()  # compiles what a catch-up needs
+    for request in mixed_requests(8, seed=2, max_prompt=20, max_cap=60):
+        engine.add(request)
+    for _ in range(3):
+        engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        while not engine.is_idle:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

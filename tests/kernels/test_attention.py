@@ -87,6 +87,29 @@ def test_a_window_hides_old_keys(num_splits: int, tree: bool) -> None:
     assert not torch.allclose(case.run(window=20)[0], case.run()[0])
 
 
+def gapped_problem(tree: bool) -> Problem:
+    """Rows whose keys before the 64th, or none, are not there: they hold NaN."""
+    case = problem([130, 70, 64], [3, 4, 2], tree=tree)
+    first_keys = [64, 0, 64]
+    for row, first in enumerate(first_keys):
+        slots = case.inputs.slot_table[case.inputs.rows[row], :first].long()
+        case.k_cache[slots], case.v_cache[slots] = float("nan"), float("nan")
+    by_row = torch.zeros(case.inputs.slot_table.shape[0], dtype=torch.int32, device=DEVICE)
+    by_row[case.inputs.rows.long()] = torch.tensor(first_keys, dtype=torch.int32, device=DEVICE)
+    return replace(case, inputs=replace(case.inputs, first_keys=by_row))
+
+
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("num_splits", [1, 3])
+def test_keys_before_a_rows_first_one_are_not_there(num_splits: int, tree: bool, window: int | None) -> None:
+    """They may hold NaN; the first key may be the first of the tail."""
+    short = gapped_problem(tree)
+    expected = short.expected(window)
+    assert not expected.isnan().any()
+    assert_near(short.run(window, num_splits=num_splits), expected)
+
+
 def test_keys_older_than_every_window_may_hold_nan() -> None:
     case = problem([90], [4])
     before = case.run(window=20)

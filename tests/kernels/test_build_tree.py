@@ -114,6 +114,16 @@ def test_one_branch_gives_a_chain(kernels: TreeKernels) -> None:
     assert torch.equal(tree.ancestor_mask[0].cpu(), torch.ones(5, 5, dtype=torch.bool).tril())
 
 
+@IMPLEMENTATIONS
+def test_fewer_branches_start_from_the_first_candidates(kernels: TreeKernels) -> None:
+    log_q, token = torch.tensor([logs(0.1, 0.5, 0.3).tolist(), logs(0.6, 0.2, 0.1).tolist()], device=DEVICE), torch.arange(6, device=DEVICE)
+    pool, beams = kernels.start(torch.tensor([1, 0], dtype=torch.int32, device=DEVICE), DraftCandidates(log_q, token.view(2, 3)), 1, 2)
+    assert beams.token.tolist() == [[3, 4], [0, 1]]
+    assert torch.equal(pool.score, log_q[[1, 0], :2])
+    with pytest.raises(ValueError, match="4 beams"):
+        kernels.start(torch.tensor([1], dtype=torch.int32, device=DEVICE), DraftCandidates(log_q, token.view(2, 3)), 1, 4)
+
+
 def random_levels(topk: int, num_steps: int, num_rows: int, hard: bool, seed: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """log q <= 0; `hard`: many ties, zeros (certain children) and -inf."""
     generator = torch.Generator().manual_seed(seed)

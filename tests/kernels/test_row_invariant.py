@@ -13,7 +13,7 @@ from eaglecli.kernels.model_kernels import ROW_INVARIANT
 from eaglecli.kernels.row_invariant_attention import row_invariant_attention_reference, row_invariant_attention_triton
 from eaglecli.kernels.row_invariant_linear import row_invariant_linear_reference, row_invariant_linear_triton
 from tests.kernels.closeness import GPU_DTYPES, assert_near, poison_free_memory
-from tests.kernels.test_attention import Problem, problem
+from tests.kernels.test_attention import Problem, gapped_problem, problem
 from tests.kernels.test_linear import tensors
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -245,3 +245,13 @@ def test_inputs_without_a_row_of_their_own_give_zeros():
     assert isinstance(case.inputs, AttentionInputs)
     for attend in ATTENTIONS:
         assert not run(attend, case)[2:].any()
+
+
+@pytest.mark.parametrize("attend", [row_invariant_attention_reference, row_invariant_attention_triton])
+@pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("tree", [False, True])
+def test_keys_before_a_rows_first_one_are_not_there(attend, tree: bool, window: int | None) -> None:
+    case = gapped_problem(tree)
+    expected = case.expected(window)
+    assert not expected.isnan().any()
+    assert_near(attend(case.q, case.k_cache, case.v_cache, case.inputs, case.scale, window), expected)

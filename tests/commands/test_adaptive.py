@@ -1,0 +1,198 @@
+"""Adaptive speculation, tables by batch size and `eaglecli tune`, as a user runs them. The models are the CYCLE and RAND pairs."""
+
+import json
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from eaglecli.cli import app, join_values
+from eaglecli.commands._speculation import plan_speculation
+from eaglecli.config import resolve_settings
+from eaglecli.engine.mode_race import ModeRace
+from eaglecli.engine.speculation_policy import StepObservation
+from eaglecli.errors import ExitCode, UserError
+from eaglecli.speculation_table import normalize_table
+from tests.commands.program import lines, write_records
+from tests.fixtures import write_cycle, write_rand
+
+RECORDS = [{"prompt": chr(97 + number) * (1 + number % 5), "max_new_tokens": 4 + 3 * number % 17} for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+    return {"cycle": write_cycle(tmp_path_factory.mktemp("cycle")), "rand": write_rand(tmp_path_factory.mktemp("rand"))}
+
+
+@pytest.fixture
+def invoke(pairs, tmp_path):
+    """Runs a command on one of the pairs and the records."""
+    source = write_records(tmp_path / "input.jsonl", RECORDS)
+
+    def call(command, *arguments, pair="cycle", draft=True):
+        models = ["--target", str(pairs[pair].target_dir), *(["--draft", str(pairs[pair].draft_dir)] if draft else [])]
+        return CliRunner().invoke(app, [command, *models, "-i", str(source), "--device", "cpu", "--context-length", "256", *arguments])
+
+    return call
+
+
+def settings_of(**given):
+    return resolve_settings({"draft": "d", **given}, None, lambda device: "cpu")
+
+
+@pytest.mark.parametrize("pair", ["cycle", "rand"])
+def test_adaptive_text_is_plain_text_and_the_files_say_what_was_done(invoke, tmp_path, pair):
+    done = invoke("generate", "-o", str(tmp_path / "run"), "--speculative-adaptive", "--max-running-requests", "4", pair=pair)
+    assert done.exit_code == 0, done.output
+    assert invoke("generate", "-o", str(tmp_path / "plain"), pair=pair, draft=False).exit_code == 0
+    found, plain = lines(tmp_path / "run" / "generations.jsonl"), lines(tmp_path / "plain" / "generations.jsonl")
+    assert [line["token_ids"] for line in found] == [line["token_ids"] for line in plain]
+    stats = json.loads((tmp_path / "run" / "stats.json").read_text())
+    assert stats["accept"]["identity"]["holds"]
+    speculation = stats["engine"]["speculation"]
+    assert speculation["policy"] == "adaptive"
+    assert list(speculation["modes"]) == ["5/1/6", "none", "2/1/3", "3/1/4", "7/1/8", "5/4/16"]
+    assert sum(mode["tokens"] for mode in speculation["modes"].values()) == sum(line["usage"]["completion_tokens"] - 1 for line in found)
+    assert sum(mode["share_of_iterations"] for mode in speculation["modes"].values()) == pytest.approx(1)
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "speculation: adaptive: 5/1/6 none 2/1/3" in log
+    assert "ms of an iteration of 1 / 4 requests" in log
+    assert "of the tokens" in done.stderr
+    settings = json.loads((tmp_path / "run" / "manifest.json").read_text())["settings"]
+    assert settings["speculative_adaptive"] == {"value": True, "origin": "command line"}
+    assert settings["speculative_num_steps"]["value"] is None
+
+
+def test_a_table_is_followed_by_batch_size(invoke, tmp_path):
+    table = json.dumps({"2": "2/1/3", "8": ["none", "5/1/6"]})
+    arguments = ("--speculative-adaptive-config", table, "--max-running-requests", "8")
+    done = invoke("generate", "-o", str(tmp_path / "run"), *arguments)
+    assert done.exit_code == 0, done.output
+    engine = json.loads((tmp_path / "run" / "stats.json").read_text())["engine"]
+    assert engine["speculation"]["modes_by_batch_size"] == {"2": 1, "8": 0}
+    by_requests = {int(size): count for size, count in engine["iterations_by_requests"].items()}
+    modes = engine["speculation"]["modes"]
+    assert modes["none"]["iterations"] == sum(count for size, count in by_requests.items() if size > 2)
+    assert modes["2/1/3"]["iterations"] == sum(count for size, count in by_requests.items() if size <= 2) > 0
+
+
+def test_a_run_is_taken_up_again_with_the_same_candidates_only(invoke, tmp_path):
+    output = ("-o", str(tmp_path / "run"))
+    assert invoke("generate", *output, "--speculative-adaptive").exit_code == 0
+    assert invoke("generate", *output, "--speculative-adaptive").exit_code == 0
+    assert invoke("generate", *output).exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"5/1/6": None}),
+        ({"speculative_adaptive": True}, {"5/1/6": None, "none": 64, "2/1/3": 64, "3/1/4": 64, "7/1/8": 64, "5/4/16": 64}),
+        (
+            {"speculative_adaptive": True, "num_speculative_tokens": 3, "max_running_requests": 200},
+            {"3/1/4": None, "none": 200, "2/1/3": 200, "5/1/6": 170, "7/1/8": 128, "5/4/16": 64},
+        ),
+        ({"speculative_adaptive_config": {1: "7/1/8", 8: "3/1/4", 32: "none"}}, {"none": None, "7/1/8": 1, "3/1/4": 8}),
+        (
+            {"speculative_adaptive": True, "speculative_adaptive_config": {1: ["7/1/8", "5/1/6"], 8: "3/1/4", 32: "2/1/3"}},
+            {"2/1/3": None, "7/1/8": 8, "5/1/6": 8, "3/1/4": 64, "none": 64},
+        ),
+    ],
+)
+def test_what_settings_make_an_engine_hold(given, expected):
+    plan = plan_speculation(settings_of(**{"max_running_requests": 64, **given}), has_draft=True)
+    found = {str(plan.first): None} | {str(item.speculation): item.max_requests for item in plan.alternatives}
+    assert found == expected
+    assert plan.is_adaptive == given.get("speculative_adaptive", False)
+
+
+def test_without_a_draft_there_is_nothing_to_adapt(invoke, tmp_path):
+    plan = plan_speculation(settings_of(draft="none"), has_draft=False)
+    assert str(plan.first) == "none" and not plan.alternatives
+    done = invoke("generate", "-o", str(tmp_path / "run"), "--speculative-adaptive", draft=False)
+    assert done.exit_code == 0 and "--speculative-adaptive changes nothing" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["5/1/6", "[]", "{}", {"0": "5/1/6"}, {"a": "none"}, {"1": []}, {"1": "5/1"}, {"1": 5}, {"1": "x/1/2"}])
+def test_a_table_that_is_none_is_refused(value):
+    with pytest.raises(ValueError):
+        normalize_table(value)
+    with pytest.raises(UserError, match="--speculative-adaptive-config"):
+        settings_of(speculative_adaptive_config=value)
+
+
+def test_a_table_with_a_triple_that_cannot_be_is_refused_before_anything_is_read(invoke, tmp_path):
+    done = invoke("generate", "-o", str(tmp_path / "run"), "--speculative-adaptive-config", '{"4": "5/1/3"}')
+    assert done.exit_code == ExitCode.USAGE and "cannot hold the root and 5 steps" in done.stderr
+
+
+def race_of(rates: dict[int, float], **options) -> ModeRace:
+    """A race of modes that take 1 s and give that many tokens a row-step, run to its end."""
+    race = ModeRace(list(rates), batch_size=4, **options)
+    for _ in range(10_000):
+        if race.is_done:
+            break
+        mode = race.choose(4)
+        race.observe(StepObservation(mode, 4, None, round(4 * rates[mode]), 1.0, caught_up=False))
+        race.observe(StepObservation(mode, 4, None, 100, None, caught_up=False))  # disturbed: never counts
+        race.observe(StepObservation(mode, 2, None, 100, 1.0, caught_up=False))  # too few requests
+        race.observe(StepObservation(mode, 4, None, 100, 1.0, caught_up=True))
+    return race
+
+
+def test_a_race_ranks_modes_by_rate_and_spends_most_on_the_best():
+    race = race_of({0: 2.0, 1: 1.0, 2: 3.0, 3: 2.75, 4: 1.5}, first_round=10)
+    assert race.is_done
+    assert [time.mode for time in race.ranking()] == [2, 3, 0, 4, 1]
+    assert [len(time.step_s) for time in race.ranking()] == [40, 40, 20, 10, 10]
+    assert race.ranking()[0].tokens_per_second(4) == 12.0
+
+
+def test_tune_writes_a_config_that_generate_takes(invoke, tmp_path):
+    output = tmp_path / "tuned.yaml"
+    more = ("--batch-size", "1", "3", "--config-list", "3,1,4", "3,2,5", "--num-iters", "3", "--max-new-tokens", "24", "--json")
+    done = invoke("tune", "-o", str(output), *more)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert {(item["batch_size"], item["speculation"]) for item in document["measured"]} == {
+        (size, name) for size in (1, 3) for name in ("none", "3/1/4", "3/2/5")
+    }
+    assert all(item["num_iterations"] >= 3 and item["output_throughput"] > 0 for item in document["measured"])
+    config = yaml.safe_load(output.read_text())
+    assert list(config["speculative_adaptive_config"]) == [1, 3]
+    assert config["max_running_requests"] == 3
+    assert "fastest" in done.stderr
+    run = CliRunner().invoke(app, ["generate", "--config", str(output), "-i", str(tmp_path / "input.jsonl"), "-o", str(tmp_path / "run")])
+    assert run.exit_code == 0, run.output
+    assert len(lines(tmp_path / "run" / "generations.jsonl")) == len(RECORDS)
+
+
+def test_a_list_may_name_the_batch_size_of_each_candidate(invoke, tmp_path):
+    more = ("--config-list", "1,3,1,4", "2,2,1,3", "--num-iters", "2", "--max-new-tokens", "16", "--json")
+    done = invoke("tune", "-o", str(tmp_path / "tuned.yaml"), *more)
+    assert done.exit_code == 0, done.output
+    measured = {(item["batch_size"], item["speculation"]) for item in json.loads(done.stdout)["measured"]}
+    assert measured == {(1, "none"), (1, "3/1/4"), (2, "none"), (2, "2/1/3")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("-o", "tuned.json"), "must be a YAML file"),
+        (("-o", "no/such/folder/tuned.yaml"), "there is no folder"),
+        (("--batch-size", "0"), "--batch-size 0"),
+        (("--config-list", "5,1"), "--config-list 5,1"),
+        (("--config-list", "5,1,3"), "cannot hold"),
+        (("--draft", "none"), "tune needs a draft"),
+    ],
+)
+def test_what_tune_cannot_do_is_said_in_a_sentence(invoke, tmp_path, arguments, message):
+    output = () if "-o" in arguments else ("-o", str(tmp_path / "tuned.yaml"))
+    done = invoke("tune", *output, *arguments)
+    assert done.exit_code == ExitCode.USAGE and message in done.stderr
+
+
+def test_values_of_options_that_take_many_are_joined():
+    assert join_values(["--batch-size", "1", "4", "--config-list", "3,1,4", "5,1,6", "-i", "x"]) == [
+        *("--batch-size", "1,4", "--config-list", "3,1,4;5,1,6", "-i", "x")
+    ]
