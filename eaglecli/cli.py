@@ -819,6 +819,7 @@ def bench(
     chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
+    enable_deterministic_inference: EnableDeterministicInferenceOption = False,
     cuda_graph_bs: CudaGraphBsOption = None,
     cuda_graph_max_bs: CudaGraphMaxBsOption = None,
     disable_cuda_graph: DisableCudaGraphOption = False,

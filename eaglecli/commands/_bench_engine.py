@@ -9,7 +9,7 @@ import torch
 
 from eaglecli.commands._bench_settings import for_triple
 from eaglecli.commands._graphs import capture_graphs, choose_backend, describe_graphs, wanted_graph_sizes, why_no_graphs
-from eaglecli.commands._open_engine import MAX_STOP_IDS, FoundModels, cache_bytes, find_models, has_draft, run_dtype
+from eaglecli.commands._open_engine import MAX_STOP_IDS, FoundModels, cache_bytes, choose_kernels, find_models, has_draft, run_dtype
 from eaglecli.config import GenerateSettings
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
@@ -69,6 +69,7 @@ def load_bench_models(models: FoundModels, fit: DraftFit | None, settings: Gener
     target = load_target(models.target_path, dtype, device, context, settings.load_format)  # type: ignore[arg-type]
     build = build_dummy_draft if settings.draft == DUMMY_DRAFT else build_draft
     draft = None if fit is None else build(fit, target, dtype, device, context)
+    choose_kernels(settings, target, draft)
     synchronize(device)
     load_s = time.perf_counter() - started
     speed = measure_device(device, dtype)
@@ -100,6 +101,7 @@ def open_bench_engine(
         speculation=speculation,
         graph_sizes=graph_sizes,
         pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
+        is_deterministic=settings.enable_deterministic_inference,
         simulated_accept_length=simulated_accept_length if speculation.num_steps else None,
     )
     engine = Engine(models.target.model, draft.model if draft else None, engine_settings, backend)

@@ -183,9 +183,7 @@ class FoundModels:
         target = load_target(self.target_path, dtype, device, context_length, settings.load_format)  # type: ignore[arg-type]
         draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context_length)
         table_bytes = (settings.max_running_requests + 1) * target.config.vocab_size * BYTES_PER_ENTRY if needs.adjusts_logits else 0
-        if settings.enable_deterministic_inference:
-            for loaded in (target, draft) if draft else (target,):
-                use_kernels(loaded.model, ROW_INVARIANT)
+        choose_kernels(settings, target, draft)
         engine_settings = EngineSettings(
             context_length=context_length,
             max_total_tokens=settings.max_total_tokens or _cache_tokens(settings, target, draft, context_length, table_bytes),
@@ -242,6 +240,13 @@ def _check_draft(settings: GenerateSettings, target_path: Path, config: TargetCo
             f"use {fit.num_head_rows} or less",
         )
     return fit
+
+
+def choose_kernels(settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None) -> None:
+    """Give freshly loaded models the kernels that the run needs."""
+    if settings.enable_deterministic_inference:
+        for loaded in (target, draft) if draft else (target,):
+            use_kernels(loaded.model, ROW_INVARIANT)  # type: ignore[arg-type]
 
 
 def run_dtype(settings: GenerateSettings) -> torch.dtype:

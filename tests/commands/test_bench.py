@@ -311,3 +311,16 @@ def test_the_help_page_names_every_option_within_its_width(columns):
     assert max(map(len, done.stdout.splitlines())) <= columns
     for name in OPTION_NAMES:
         assert f"--{name.replace('_', '-')}" in done.stdout, name
+
+
+def test_deterministic_inference_reaches_the_engine_and_its_models(e3, prompts, tmp_path, monkeypatch):
+    seen = []
+    step = Engine.step
+
+    def watch(engine):
+        seen.append((engine.settings.is_deterministic, engine._iteration._target.kernels.is_row_invariant))
+        return step(engine)
+
+    monkeypatch.setattr(Engine, "step", watch)
+    run(e3, tmp_path / "run", *own(prompts, "--batch-size", "2", "--enable-deterministic-inference"))
+    assert set(seen) == {(True, True)}

@@ -17,6 +17,8 @@ from eaglecli.engine.outputs import OutputBuffers
 from eaglecli.kernels import commit_run as commit_module
 from tests.verification.small_run import Size, examined, generate
 
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the faults are put into the CPU's kernels")
+
 TREE = (3, 3, 10)
 Patch = Callable[[object, str, Callable], None]
 
