@@ -14,6 +14,7 @@ from eaglecli.config import GenerateSettings
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.floor import IterationWork, iteration_work
+from eaglecli.engine.request import Request
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.models.draft_fit import DraftFit
@@ -81,15 +82,17 @@ def open_bench_engine(
     settings: GenerateSettings,
     speculation: SpeculationSettings,
     batch_sizes: Sequence[int],
-    longest: int,
+    requests: Sequence[Request],
     simulated_accept_length: float | None = None,
 ) -> BenchEngine:
-    """An engine for up to the largest batch of requests of `longest` tokens, captured. Raises UserError (exit code 6)."""
+    """An engine for up to the largest batch of the longest of `requests`, able to do what they ask for, captured. Raises UserError."""
     started = time.perf_counter()
     settings = for_triple(settings, speculation, max(batch_sizes))
     backend = choose_backend(settings)
     graph_sizes = () if why_no_graphs(settings, backend) else wanted_graph_sizes(settings)
     draft = models.draft if speculation.num_steps else None
+    longest = max(len(request.prompt_ids) + request.sampling.max_new_tokens for request in requests)
+    logprobs = [request.sampling.logprobs for request in requests if request.sampling.logprobs is not None]
     engine_settings = EngineSettings(
         context_length=models.context_length,
         max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, speculation, longest),
@@ -100,6 +103,8 @@ def open_bench_engine(
         speculation=speculation,
         graph_sizes=graph_sizes,
         pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
+        adjusts_logits=any(request.sampling.adjusts_logits for request in requests),
+        max_logprobs=max(logprobs, default=None),
         simulated_accept_length=simulated_accept_length if speculation.num_steps else None,
     )
     engine = Engine(models.target.model, draft.model if draft else None, engine_settings, backend)

@@ -311,3 +311,10 @@ def test_the_help_page_names_every_option_within_its_width(columns):
     assert max(map(len, done.stdout.splitlines())) <= columns
     for name in OPTION_NAMES:
         assert f"--{name.replace('_', '-')}" in done.stdout, name
+
+
+def test_records_that_ask_for_more_are_served(cycle, tmp_path):
+    records = [{"prompt": "fghij", "repetition_penalty": 1.5, "logprobs": 2}, {"prompt": "klmno"}]
+    source = write_records(tmp_path / "asking.jsonl", records)
+    document = run(cycle, tmp_path / "run", "--dataset-path", str(source), "--max-new-tokens", "6", "--batch-size", "2")
+    assert document["configurations"][0]["successful_requests"] == 2
