@@ -806,6 +806,7 @@ def bench(
     cuda_graph_max_bs: CudaGraphMaxBsOption = None,
     disable_cuda_graph: DisableCudaGraphOption = False,
     disable_cuda_graph_padding: DisableCudaGraphPaddingOption = False,
+    enable_deterministic_inference: EnableDeterministicInferenceOption = False,
     config: ConfigOption = None,
     json: JsonOption = False,
     quiet: QuietOption = False,

@@ -14,12 +14,15 @@ from eaglecli.config import GenerateSettings
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.floor import IterationWork, iteration_work
+from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
 from eaglecli.engine.request import Request
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
 from eaglecli.errors import ExitCode, UserError
+from eaglecli.kernels.model_kernels import ROW_INVARIANT
 from eaglecli.models.draft_fit import DraftFit
 from eaglecli.models.draft_loader import LoadedDraft, build_draft
 from eaglecli.models.dummy_draft import DUMMY_DRAFT, build_dummy_draft, dummy_draft_fit
+from eaglecli.models.kernel_choice import use_kernels
 from eaglecli.models.loader import LoadedTarget, load_target
 
 
@@ -70,6 +73,9 @@ def load_bench_models(models: FoundModels, fit: DraftFit | None, settings: Gener
     target = load_target(models.target_path, dtype, device, context, settings.load_format)  # type: ignore[arg-type]
     build = build_dummy_draft if settings.draft == DUMMY_DRAFT else build_draft
     draft = None if fit is None else build(fit, target, dtype, device, context)
+    if settings.enable_deterministic_inference:
+        for loaded in (target, draft) if draft else (target,):
+            use_kernels(loaded.model, ROW_INVARIANT)
     synchronize(device)
     load_s = time.perf_counter() - started
     speed = measure_device(device, dtype)
@@ -92,10 +98,12 @@ def open_bench_engine(
     graph_sizes = () if why_no_graphs(settings, backend) else wanted_graph_sizes(settings)
     draft = models.draft if speculation.num_steps else None
     longest = max(len(request.prompt_ids) + request.sampling.max_new_tokens for request in requests)
+    adjusts_logits = any(request.sampling.adjusts_logits for request in requests)
+    table_bytes = (max(batch_sizes) + 1) * models.target.config.vocab_size * BYTES_PER_ENTRY if adjusts_logits else 0
     logprobs = [request.sampling.logprobs for request in requests if request.sampling.logprobs is not None]
     engine_settings = EngineSettings(
         context_length=models.context_length,
-        max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, speculation, longest),
+        max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, speculation, longest, table_bytes),
         max_running_requests=max(batch_sizes),
         page_size=settings.page_size,
         chunked_prefill_size=settings.chunked_prefill_size,
@@ -103,7 +111,8 @@ def open_bench_engine(
         speculation=speculation,
         graph_sizes=graph_sizes,
         pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
-        adjusts_logits=any(request.sampling.adjusts_logits for request in requests),
+        adjusts_logits=adjusts_logits,
+        is_deterministic=settings.enable_deterministic_inference,
         max_logprobs=max(logprobs, default=None),
         simulated_accept_length=simulated_accept_length if speculation.num_steps else None,
     )
@@ -131,15 +140,20 @@ def release_memory() -> None:
 
 
 def _cache_tokens(
-    models: BenchModels, draft: LoadedDraft | None, settings: GenerateSettings, speculation: SpeculationSettings, longest: int
+    models: BenchModels,
+    draft: LoadedDraft | None,
+    settings: GenerateSettings,
+    speculation: SpeculationSettings,
+    longest: int,
+    table_bytes: int,
 ) -> int:
-    """Slots for a full batch of the longest request. Raises UserError when not even one has room."""
+    """Slots for a full batch of the longest request, beside tables that take `table_bytes`. Raises UserError when not even one has room."""
     page = settings.page_size
     row = -(-(longest + speculation.lookahead) // page) * page
     parts = [(models.target.config.num_layers, models.target.config.num_kv_heads, models.target.config.head_dim)]
     parts += [] if draft is None else [(draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim)]
     bytes_per_token = sum(2 * layers * heads * size for layers, heads, size in parts) * models.dtype.itemsize
-    affordable = cache_bytes(settings) // bytes_per_token
+    affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token
     if affordable < row + page:
         raise UserError("no memory is left for the KV cache", "use shorter lengths or a larger --mem-fraction-static", ExitCode.MEMORY)
     return min(settings.max_running_requests * row + page, affordable)

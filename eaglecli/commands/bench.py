@@ -251,6 +251,7 @@ class _Bench:
                 "target": _shown(settings.target),
                 "draft": settings.draft if self.models.draft else None,
                 "simulated_accept_length": options.simulate_acc_len,
+                "is_deterministic": settings.enable_deterministic_inference,
                 "context_length": self.models.context_length,
                 "draft_limit": self.models.draft_limit,
                 "dataset": self.data.describe(),

@@ -318,3 +318,9 @@ def test_records_that_ask_for_more_are_served(cycle, tmp_path):
     source = write_records(tmp_path / "asking.jsonl", records)
     document = run(cycle, tmp_path / "run", "--dataset-path", str(source), "--max-new-tokens", "6", "--batch-size", "2")
     assert document["configurations"][0]["successful_requests"] == 2
+
+
+def test_the_deterministic_mode_is_measured_and_stamped(cycle, prompts, tmp_path):
+    document = run(cycle, tmp_path / "run", *own(prompts, "--enable-deterministic-inference"))
+    assert document["conditions"]["is_deterministic"]
+    assert document["configurations"][0]["accept"]["identity"]["holds"]
