@@ -107,8 +107,7 @@ def measure_mode(
 ) -> list[Row]:
     """All batch sizes of one mode, in one engine."""
     mode, started = MODES[name], time.perf_counter()
-    longest = PROMPT_LEN + OUTPUT_LEN
-    opened = open_bench_engine(models, settings, mode.speculation, batches, longest, mode.accept_length)
+    opened = open_bench_engine(models, settings, mode.speculation, batches, requests, mode.accept_length)
     print(f"{name}: engine and graphs in {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
     rows = []
     for batch in batches:

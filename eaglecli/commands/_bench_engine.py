@@ -14,6 +14,8 @@ from eaglecli.config import GenerateSettings
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.floor import IterationWork, iteration_work
+from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
+from eaglecli.engine.request import Request
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.models.draft_fit import DraftFit
@@ -82,18 +84,22 @@ def open_bench_engine(
     settings: GenerateSettings,
     speculation: SpeculationSettings,
     batch_sizes: Sequence[int],
-    longest: int,
+    requests: Sequence[Request],
     simulated_accept_length: float | None = None,
 ) -> BenchEngine:
-    """An engine for up to the largest batch of requests of `longest` tokens, captured. Raises UserError (exit code 6)."""
+    """An engine for up to the largest batch of the longest of `requests`, able to do what they ask for, captured. Raises UserError."""
     started = time.perf_counter()
     settings = for_triple(settings, speculation, max(batch_sizes))
     backend = choose_backend(settings)
     graph_sizes = () if why_no_graphs(settings, backend) else wanted_graph_sizes(settings)
     draft = models.draft if speculation.num_steps else None
+    longest = max(len(request.prompt_ids) + request.sampling.max_new_tokens for request in requests)
+    adjusts_logits = any(request.sampling.adjusts_logits for request in requests)
+    table_bytes = (max(batch_sizes) + 1) * models.target.config.vocab_size * BYTES_PER_ENTRY if adjusts_logits else 0
+    logprobs = [request.sampling.logprobs for request in requests if request.sampling.logprobs is not None]
     engine_settings = EngineSettings(
         context_length=models.context_length,
-        max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, speculation, longest),
+        max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, speculation, longest, table_bytes),
         max_running_requests=max(batch_sizes),
         page_size=settings.page_size,
         chunked_prefill_size=settings.chunked_prefill_size,
@@ -101,7 +107,9 @@ def open_bench_engine(
         speculation=speculation,
         graph_sizes=graph_sizes,
         pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
+        adjusts_logits=adjusts_logits,
         is_deterministic=settings.enable_deterministic_inference,
+        max_logprobs=max(logprobs, default=None),
         simulated_accept_length=simulated_accept_length if speculation.num_steps else None,
     )
     engine = Engine(models.target.model, draft.model if draft else None, engine_settings, backend)
@@ -128,15 +136,20 @@ def release_memory() -> None:
 
 
 def _cache_tokens(
-    models: BenchModels, draft: LoadedDraft | None, settings: GenerateSettings, speculation: SpeculationSettings, longest: int
+    models: BenchModels,
+    draft: LoadedDraft | None,
+    settings: GenerateSettings,
+    speculation: SpeculationSettings,
+    longest: int,
+    table_bytes: int,
 ) -> int:
-    """Slots for a full batch of the longest request. Raises UserError when not even one has room."""
+    """Slots for a full batch of the longest request, beside tables that take `table_bytes`. Raises UserError when not even one has room."""
     page = settings.page_size
     row = -(-(longest + speculation.lookahead) // page) * page
     parts = [(models.target.config.num_layers, models.target.config.num_kv_heads, models.target.config.head_dim)]
     parts += [] if draft is None else [(draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim)]
     bytes_per_token = sum(2 * layers * heads * size for layers, heads, size in parts) * models.dtype.itemsize
-    affordable = cache_bytes(settings) // bytes_per_token
+    affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token
     if affordable < row + page:
         raise UserError("no memory is left for the KV cache", "use shorter lengths or a larger --mem-fraction-static", ExitCode.MEMORY)
     return min(settings.max_running_requests * row + page, affordable)

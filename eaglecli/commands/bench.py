@@ -138,7 +138,7 @@ class _Bench:
     def _measure_triple(self, speculation: SpeculationSettings, group: Sequence[BenchConfiguration]) -> None:
         settings, options = self.task.settings, self.task.options
         sizes = [item.batch_size for item in group]
-        opened = open_bench_engine(self.models, settings, speculation, sizes, self.data.longest, options.simulate_acc_len)
+        opened = open_bench_engine(self.models, settings, speculation, sizes, self.data.requests, options.simulate_acc_len)
         self.console.note(f"{group[0].mode}: engine ready in {opened.capture_s:.1f} s, {opened.graphs}")
         self._refuse_what_cannot_run(opened)
         for configuration in group:
@@ -176,10 +176,10 @@ class _Bench:
         return self.data.tokenizer is not None and self.task.options.simulate_acc_len is None and not is_dummy
 
     def _refuse_what_cannot_run(self, opened: BenchEngine) -> None:
-        longest = max(self.data.requests, key=lambda request: len(request.prompt_ids) + request.sampling.max_new_tokens)
-        reason = opened.engine.refusal(longest)
-        if reason is not None:
-            raise UserError(f"prompt {longest.key} can never run: {reason}", "use shorter lengths, or more --max-total-tokens")
+        for request in self.data.requests:
+            reason = opened.engine.refusal(request)
+            if reason is not None:
+                raise UserError(f"prompt {request.key} can never run: {reason}", "use shorter lengths, or more --max-total-tokens")
 
     def _introduce(self) -> None:
         settings, options, models, speed = self.task.settings, self.task.options, self.models, self.models.speed
@@ -251,6 +251,7 @@ class _Bench:
                 "target": _shown(settings.target),
                 "draft": settings.draft if self.models.draft else None,
                 "simulated_accept_length": options.simulate_acc_len,
+                "is_deterministic": settings.enable_deterministic_inference,
                 "context_length": self.models.context_length,
                 "draft_limit": self.models.draft_limit,
                 "dataset": self.data.describe(),

@@ -12,7 +12,7 @@ from eaglecli.io.run_directory import BENCH_FILES
 
 RESULTS, BENCH, REPORT = BENCH_FILES
 TOLERANCE = 0.02  # two runs of the same thing agree within this
-_CONDITIONS = ("device", "dtype", "weights", "dataset", "target", "draft")
+_CONDITIONS = ("device", "dtype", "weights", "dataset", "target", "draft", "is_deterministic")
 
 Verdict = Literal["same", "faster", "slower"]
 

@@ -324,3 +324,16 @@ def test_deterministic_inference_reaches_the_engine_and_its_models(e3, prompts, 
     monkeypatch.setattr(Engine, "step", watch)
     run(e3, tmp_path / "run", *own(prompts, "--batch-size", "2", "--enable-deterministic-inference"))
     assert set(seen) == {(True, True)}
+
+
+def test_records_that_ask_for_more_are_served(cycle, tmp_path):
+    records = [{"prompt": "fghij", "repetition_penalty": 1.5, "logprobs": 2}, {"prompt": "klmno"}]
+    source = write_records(tmp_path / "asking.jsonl", records)
+    document = run(cycle, tmp_path / "run", "--dataset-path", str(source), "--max-new-tokens", "6", "--batch-size", "2")
+    assert document["configurations"][0]["successful_requests"] == 2
+
+
+def test_the_deterministic_mode_is_measured_and_stamped(cycle, prompts, tmp_path):
+    document = run(cycle, tmp_path / "run", *own(prompts, "--enable-deterministic-inference"))
+    assert document["conditions"]["is_deterministic"]
+    assert document["configurations"][0]["accept"]["identity"]["holds"]

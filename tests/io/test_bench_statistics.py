@@ -59,11 +59,11 @@ def record(tag: str, prompt: int, counts: list[int], decode_s: float = 1.0, reas
 
 
 def test_accept_lengths_are_split_by_data_set_ending_and_place_in_the_answer():
-    records = [record("a", 5, [1] * 40), record("b", 5, [0, 2], reason="stop")]
+    records = [record("a", 5, [0] + [1] * 39), record("b", 5, [0, 2], reason="stop")]
     splits = split_accept_lengths(records)
-    assert splits["dataset"] == {"a": 2.0, "b": 2.0}
-    assert splits["finish_reason"] == {"length": 2.0, "stop": 2.0}
-    early = [1] * 32 + [0, 2]  # a step that begins with token 65 of the answer is a late one
+    assert splits["dataset"] == {"a": 1 + 39 / 40, "b": 2.0}
+    assert splits["finish_reason"] == {"length": 1 + 39 / 40, "stop": 2.0}
+    early = [0] + [1] * 31 + [0, 2]  # the next step begins with token 65 of the answer
     assert splits["answer_position"] == {"first_64": 1 + sum(early) / len(early), "rest": 2.0}
 
 
