@@ -378,6 +378,10 @@ def generate(
     max_new_tokens: Annotated[
         int, _option(SAMPLING, "Longest answer in tokens.", "--max-new-tokens", default="512, or the room left")
     ] = 512,
+    num_samples: Annotated[int, _option(SAMPLING, "Answers to each record.", "-n", "--num-samples", metavar="N", default="1")] = 1,
+    stop: Annotated[
+        list[str] | None, _option(SAMPLING, "Text that ends an answer and is left out of it (repeat).", "--stop", metavar="TEXT")
+    ] = None,
     min_new_tokens: Annotated[
         int, _option(SAMPLING, "No end-of-text or stop token before the answer has so many.", "--min-new-tokens", default="0")
     ] = 0,

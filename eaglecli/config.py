@@ -27,6 +27,7 @@ INPUT_FORMATS = (
 )
 GRAPH_SETTINGS = ("cuda_graph_bs", "cuda_graph_max_bs", "disable_cuda_graph_padding")
 ATTENTION_BACKENDS = ("torch", "triton")
+MAX_SAMPLES = 1_000_000  # a line's key has 20 bits for the sample
 MODELS_OWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # taken from a generation_config that samples
 MAX_LOGPROBS, MAX_LOGIT_BIAS = 20, 100  # as in OpenAI's API
 DEFAULT_NUM_STEPS, DEFAULT_TOPK, DEFAULT_TREE_TOKENS = 5, 1, 8
@@ -125,6 +126,28 @@ def normalize_stop_token_ids(value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(items))
 
 
+def normalize_stop_strings(value: Any) -> tuple[str, ...]:
+    """One text or a list of texts, each once; an empty text or list asks for none."""
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list | tuple) or any(not isinstance(item, str) for item in items):
+        raise ValueError(f"must be a text or a list of texts, not {_shown(value)}")
+    if list(items) == [""]:
+        return ()
+    if "" in items:
+        raise ValueError("must not hold an empty text beside others")
+    if any("\ufffd" in item or not _is_unicode(item) for item in items):
+        raise ValueError(f"must be whole characters, without U+FFFD and lone surrogates, not {_shown(value)}")
+    return tuple(dict.fromkeys(items))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def normalize_logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     """(token id, bias) pairs by id, from an object of them, JSON text of one, or the pairs themselves."""
     if isinstance(value, str):
@@ -175,6 +198,10 @@ SAMPLING_CHECKS: dict[str, Check] = {
     "max_new_tokens": _integer(1),
     "min_new_tokens": _integer(0),
     "logprobs": _integer(0, MAX_LOGPROBS),
+    "num_samples": _integer(1, MAX_SAMPLES),
+    "stop": normalize_stop_strings,
+    "stop_token_ids": normalize_stop_token_ids,
+    "ignore_eos": _flag,
 }
 
 
@@ -234,8 +261,10 @@ class GenerateSettings:
     max_new_tokens: int = _setting(SAMPLING_CHECKS["max_new_tokens"], 512)
     min_new_tokens: int = _setting(SAMPLING_CHECKS["min_new_tokens"], 0)
     logprobs: int | None = _setting(SAMPLING_CHECKS["logprobs"])
-    stop_token_ids: tuple[int, ...] = _setting(normalize_stop_token_ids, ())
-    ignore_eos: bool = _setting(_flag, False)
+    num_samples: int = _setting(SAMPLING_CHECKS["num_samples"], 1)
+    stop: tuple[str, ...] = _setting(SAMPLING_CHECKS["stop"], ())
+    stop_token_ids: tuple[int, ...] = _setting(SAMPLING_CHECKS["stop_token_ids"], ())
+    ignore_eos: bool = _setting(SAMPLING_CHECKS["ignore_eos"], False)
 
     speculative_algorithm: str | None = _setting(_choice("EAGLE", "EAGLE3", "NONE"), changes_text=False)
     speculative_num_steps: int | None = _setting(_integer(1), changes_text=False)

@@ -18,7 +18,7 @@ def build_answer(completions: Sequence[Completion], end_token_ids: tuple[int, ..
         key=last.request.key,  # type: ignore[arg-type]
         token_ids=token_ids,
         finish_reason=last.finish_reason,  # type: ignore[arg-type]
-        stop_token_id=last.stop_token_id,
+        stop_reason=last.stop_reason,
         num_prompt_tokens=sum(len(turn.request.prompt_ids) for turn in completions),
         counts=counts_of(completions, end_token_ids),
         seed=last.request.sampling.seed,
@@ -39,7 +39,7 @@ def _logprobs_of(completions: Sequence[Completion]) -> AnswerLogprobs | None:
 
 
 def _turn_of(turn: Completion) -> TurnAnswer:
-    return TurnAnswer(turn.output_ids, turn.finish_reason, turn.stop_token_id, len(turn.request.prompt_ids))  # type: ignore[arg-type]
+    return TurnAnswer(turn.output_ids, turn.finish_reason, turn.stop_reason, len(turn.request.prompt_ids))  # type: ignore[arg-type]
 
 
 def counts_of(completions: Sequence[Completion], end_token_ids: tuple[int, ...]) -> AnswerCounts:

@@ -8,8 +8,8 @@ from eaglecli.commands._bench_measure import Measurement
 from eaglecli.commands._bench_prompts import BenchData
 from eaglecli.io.bench_results import REPORT
 from eaglecli.io.console import Console
-from eaglecli.io.results import text_ids
 from eaglecli.io.run_directory import GENERATIONS
+from eaglecli.io.stop_strings import answer_text
 
 
 def write_generations(folder: Path, measurement: Measurement, data: BenchData, is_first: bool) -> None:
@@ -17,7 +17,7 @@ def write_generations(folder: Path, measurement: Measurement, data: BenchData, i
     assert data.tokenizer is not None, "only text that means something is written"
     with (folder / GENERATIONS).open("w" if is_first else "a", encoding="utf-8") as file:
         for done in sorted(measurement.last.completions, key=lambda completion: completion.request.key):  # type: ignore[arg-type, return-value]
-            text = data.tokenizer.decode(text_ids(done.output_ids, done.finish_reason, done.stop_token_id))
+            text = answer_text(data.tokenizer.decode, done.output_ids, done.stop_reason)
             line = {
                 "configuration": measurement.configuration.label,
                 "index": done.request.key,

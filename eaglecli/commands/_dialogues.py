@@ -9,7 +9,7 @@ from eaglecli.engine.request import Completion, Request
 from eaglecli.io.chat_messages import Message
 from eaglecli.io.prefetch import Prefetch
 from eaglecli.io.records import PromptRecord, RecordError, RecordFault
-from eaglecli.io.results import text_ids
+from eaglecli.io.stop_strings import answer_text
 from eaglecli.io.tokenizer import PromptTokenizer
 
 BURST_S = 0.1
@@ -31,8 +31,8 @@ class Dialogues:
         self._tokenizer, self._ask_next = tokenizer, ask_next
         self._open: dict[tuple[int, int], _Dialogue] = {}
 
-    def begin(self, record: PromptRecord, sample: int = 0) -> None:
-        """Takes note of a record whose first turn is being asked; those of one turn need no note."""
+    def begin(self, record: PromptRecord, sample: int) -> None:
+        """Takes note of a sample whose first turn is being asked; records of one turn need no note."""
         if record.turns is not None and len(record.turns) > 1:
             first: Message = {"role": "user", "content": record.turns[0]}
             self._open[record.key.index, sample] = _Dialogue(record, [first])
@@ -48,13 +48,13 @@ class Dialogues:
         number = len(dialogue.completions)
         if number == len(record.turns or ()):
             return None
-        answer = self._tokenizer.decode(text_ids(completion.output_ids, completion.finish_reason, completion.stop_token_id))
+        answer = answer_text(self._tokenizer.decode, completion.output_ids, completion.stop_reason)
         dialogue.messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": (record.turns or ())[number]}]
         try:
             return self._ask_next(record, dialogue.messages, completion.request.sample)
         except RecordFault as fault:
             del self._open[name]
-            return RecordError(record.key, fault.code, f"turn {number + 1}: {fault.message}", record.raw)
+            return RecordError(record.key, fault.code, f"turn {number + 1}: {fault.message}", record.raw, sample=completion.request.sample)
 
     def end(self, completion: Completion) -> list[Completion]:
         """All answers of the record in order, this one the last; the dialogue is forgotten."""

@@ -1,10 +1,12 @@
 """From a record to a request: tokens, sampling settings of this record, seed, room for the answer."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from eaglecli.commands._adjustments import describe_adjustments, read_adjustments
 from eaglecli.commands._dialogues import Dialogues
 from eaglecli.commands._open_engine import OpenedEngine
+from eaglecli.commands._samples import SamplePlan
 from eaglecli.config import DEFAULT, GenerateSettings
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.io.chat_messages import Message
@@ -12,6 +14,7 @@ from eaglecli.io.prompt_encoder import Prompt, PromptEncoder
 from eaglecli.io.record_ids import request_seed
 from eaglecli.io.records import PromptRecord, RecordError, RecordFault
 from eaglecli.io.scan import InputScan
+from eaglecli.io.stop_strings import watch_maker
 from eaglecli.io.tokenizer import PromptTokenizer
 
 
@@ -39,6 +42,9 @@ class RequestMaker:
         cap = f"at most {settings.max_new_tokens} new tokens" + ("" if settings.origin("max_new_tokens") != DEFAULT else " (default)")
         prompts = f"a `prompt` becomes {form}; " if not scan.is_complete or scan.kinds.get("prompt") else ""
         sampling = f"temperature {settings.temperature:g}, seed {settings.random_seed}" + describe_adjustments(settings)
+        if settings.num_samples > 1:
+            alike = "" if settings.temperature else ", all alike at temperature 0"
+            sampling += f", {settings.num_samples} answers to each record{alike}"
         return f"{prompts}{cap}, context {self.opened.context_length} tokens, {sampling}"
 
     def prepare(self, record: PromptRecord | RecordError) -> Request | RecordError:
@@ -46,12 +52,20 @@ class RequestMaker:
         if isinstance(record, RecordError):
             return record
         try:
-            request = self._request(record, self.encoder.opening(record), sample=0)
-            self.dialogues.begin(record)
-            return request
+            return self._request(record, self.encoder.opening(record), sample=0)
         except RecordFault as fault:
             is_skipped = fault.code == "too_long" and self.settings.too_long == "skip"
             return RecordError(record.key, fault.code, fault.message, record.raw, is_skipped=is_skipped)
+
+    def prepare_samples(self, record: PromptRecord | RecordError, plan: SamplePlan) -> Iterator[Request | RecordError]:
+        """The requests of all samples that are left, of one encoded prompt, or the error that the record ends as."""
+        first = self.prepare(record)
+        if isinstance(first, RecordError) or isinstance(record, RecordError):
+            yield first
+            return
+        for sample in plan.left(record):
+            self.dialogues.begin(record, sample)
+            yield replace(first, sample=sample)
 
     def _next_turn(self, record: PromptRecord, messages: list[Message], sample: int) -> Request:
         return self._request(record, self.encoder.conversation(messages), sample)
@@ -62,7 +76,9 @@ class RequestMaker:
         if num_tokens > limit:
             prompt_ids = self.encoder.encode_within(prompt, limit, "left" if self.settings.too_long == "truncate-left" else "right")
         key = replace(record.key, num_cut_prompt_tokens=num_tokens - len(prompt_ids)) if num_tokens > len(prompt_ids) else record.key
-        request = Request(key, prompt_ids, self._sampling(record, len(prompt_ids)), sample)
+        sampling, strings = self._sampling(record, len(prompt_ids)), self._stop_strings(record)
+        watch = watch_maker(strings, self.tokenizer.token_bytes, sampling.min_new_tokens) if strings else None
+        request = Request(key, prompt_ids, sampling, sample, watch)
         reason = self.opened.engine.refusal(request)
         if reason:
             raise RecordFault("too_long", reason)
@@ -82,8 +98,9 @@ class RequestMaker:
 
     def _sampling(self, record: PromptRecord, prompt_len: int) -> SamplingParams:
         own, settings = record.options, self.settings
-        ends = () if settings.ignore_eos else self.end_token_ids
-        stop_ids = tuple(dict.fromkeys((*ends, *own.get("stop_token_ids", settings.stop_token_ids))))
+        ends = () if own.get("ignore_eos", settings.ignore_eos) else self.end_token_ids
+        named = [self.tokenizer.silent_tokens[text] for text in self._stop_strings(record) if text in self.tokenizer.silent_tokens]
+        stop_ids = tuple(dict.fromkeys((*ends, *own.get("stop_token_ids", settings.stop_token_ids), *named)))
         if len(stop_ids) > self.opened.max_stop_ids:
             raise RecordFault(
                 "bad_option", f"{len(stop_ids)} stop token ids (end of text included) are more than the {self.opened.max_stop_ids} allowed"
@@ -99,6 +116,10 @@ class RequestMaker:
             stop_token_ids=stop_ids,
             **read_adjustments(own, settings, max_new_tokens, self.opened.vocab_size),
         )
+
+    def _stop_strings(self, record: PromptRecord) -> tuple[str, ...]:
+        """One that is the text of a control token, which no answer shows, means the token as well: see `_sampling`."""
+        return record.options.get("stop", self.settings.stop)
 
     def _max_new_tokens(self, record: PromptRecord, prompt_len: int) -> int:
         """A cap that was given must fit; the default one shrinks to the room that is left."""

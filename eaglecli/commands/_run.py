@@ -1,6 +1,7 @@
 """One run with its directory open: models loaded, records generated, files put in order, reports written, whatever ends it."""
 
 import errno
+import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from eaglecli.commands._chat_template import prepare_tokenizer
 from eaglecli.commands._dialogues import Dialogues, RequestSource
 from eaglecli.commands._open_engine import ModelSource, OpenedEngine, out_of_memory
 from eaglecli.commands._request_maker import RequestMaker
+from eaglecli.commands._samples import SamplePlan
 from eaglecli.commands._speculation import describe_shares
 from eaglecli.engine.adaptive_policy import AdaptivePolicy
 from eaglecli.engine.request import Completion, Request
@@ -95,7 +97,8 @@ class Run:
         self.end_token_ids = maker.end_token_ids
         self.console.note(maker.describe(self.report.scan))
         self._open_files(tokenizer, self.opened.speculation.num_steps or None)
-        self.prepared = Prefetch(map(maker.prepare, self._records()))
+        plan = self._sample_plan()
+        self.prepared = Prefetch(itertools.chain.from_iterable(maker.prepare_samples(record, plan) for record in self._records()))
         source = RequestSource(self.prepared, self._take_error, self.report.selection.is_read_once)
         started = time.perf_counter()
         try:
@@ -121,7 +124,10 @@ class Run:
     def _open_files(self, tokenizer: PromptTokenizer | None, num_steps: int | None) -> None:
         self.writer = ResultWriter(self.folder.path, tokenizer, num_steps, self.kept.answers, self.kept.errors)
         already_done = self.kept.num_answers + self.kept.num_errors
-        self.progress = Progress(self.console, self.report.settings.progress, self.report.scan.num_records, already_done)
+        scan, settings = self.report.scan, self.report.settings
+        total = scan.num_results(settings.num_samples)
+        counted = "record" if total == scan.num_records else "answer"
+        self.progress = Progress(self.console, settings.progress, total, already_done, counted=counted)
 
     def _set_bad_records_aside(self) -> None:
         """All that can be done without a model."""
@@ -132,14 +138,18 @@ class Run:
 
     def _records(self) -> Iterator[PromptRecord | RecordError]:
         """Those that an earlier session did not finish."""
-        return (record for record in self.report.reader.records() if not self.kept.done.has(record.key.index))
+        plan = self._sample_plan()
+        return (record for record in self.report.reader.records() if not plan.is_done(record))
+
+    def _sample_plan(self) -> SamplePlan:
+        return SamplePlan(self.report.settings.num_samples, self.kept.done)
 
     def _take(self, completion: Completion, dialogues: Dialogues, source: RequestSource) -> None:
         source.finished()
         if completion.finish_reason == "error":
             dialogues.end(completion)
-            key = completion.request.key
-            self._take_error(RecordError(key, "numeric", completion.error or "generation failed", ""))  # type: ignore[arg-type]
+            key, sample = completion.request.key, completion.request.sample
+            self._take_error(RecordError(key, "numeric", completion.error or "generation failed", "", sample=sample))  # type: ignore[arg-type]
             return
         follow_up = dialogues.next_turn(completion)
         if isinstance(follow_up, Request):
@@ -164,7 +174,7 @@ class Run:
         if self.report.settings.on_error == "stop":
             raise stop_at(error)
         if self.opened is not None:  # without a model all bad records are set aside before the limit is looked at
-            self.limit.check(self.report.num_failed, self._num_records())
+            self.limit.check(self.report.num_failed_records, self._num_records())
 
     def _write(self, result: Answer | RecordError, num_tokens: int) -> None:
         assert self.writer is not None and self.progress is not None, "files are opened before anything is generated"
@@ -176,7 +186,7 @@ class Run:
         assert self.writer is not None
         self._stop_threads()
         self.writer.close(self.report.settings.ordered)
-        self.limit.check(self.report.num_failed, self._num_records())
+        self.limit.check(self.report.num_failed_records, self._num_records())
         write_output_format(self.report.settings.output_format, self.folder.path, self.report.settings.target or "")
 
     def _num_records(self) -> int | None:

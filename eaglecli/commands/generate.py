@@ -13,6 +13,7 @@ from eaglecli.commands._input import read_input, select_input
 from eaglecli.commands._open_engine import ModelFinder, find_device, find_models, name_device, plan_of
 from eaglecli.commands._resume import take_up
 from eaglecli.commands._run import GenerateResult, Run, describe_run
+from eaglecli.commands._samples import SamplePlan
 from eaglecli.config import DEFAULT_CONFIG, MODELS_OWN_SAMPLING, GenerateSettings, find_config, read_config, resolve_settings
 from eaglecli.errors import ExitCode
 from eaglecli.io.accept_statistics import AcceptTotals
@@ -93,9 +94,9 @@ def _what_is_left(report: RunReport, kept: KeptResults) -> Literal["nothing", "b
     """What the run still has to do. Reads the input up to the first good record that is not done; of a stream nobody knows."""
     if report.selection.is_read_once:
         return "good records" if report.scan.num_good or not report.scan.is_complete else "bad records"
-    left = "nothing"
+    left, plan = "nothing", SamplePlan(report.settings.num_samples, kept.done)
     for record in report.reader.records():
-        if kept.done.has(record.key.index):
+        if plan.is_done(record):
             continue
         if isinstance(record, PromptRecord):
             return "good records"

@@ -29,6 +29,7 @@ from eaglecli.engine.settings import EngineSettings, check_windows
 from eaglecli.engine.speculation_policy import FixedPolicy, SpeculationPolicy, StepObservation
 from eaglecli.engine.stage_check import CheckedParts, StageCheck, check_stages
 from eaglecli.engine.stage_clock import StageClock
+from eaglecli.engine.stop_watches import StopWatches
 from eaglecli.engine.token_choice import logprob_width
 from eaglecli.kernels.commit_run import Status
 from eaglecli.models.draft_model import DraftModel
@@ -108,6 +109,7 @@ class Engine:
         self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
         self._logprobs = LogprobBuffers(settings.max_running_requests, settings.max_logprobs)
         num_rows = settings.max_running_requests
+        self._watches = StopWatches(num_rows)
         self._sequences: list[Sequence | None] = [None] * num_rows
         self._owner = np.zeros(num_rows, np.int64)  # generation of each row: grows whenever the row is given back
         self._in_flight = np.zeros(num_rows, np.int64)  # forwards enqueued and not yet read; each emits at least one token
@@ -284,6 +286,7 @@ class Engine:
             rows = np.array([sequence.row for sequence in admitted])
             for sequence in admitted:
                 self._sequences[sequence.row] = sequence
+                self._watches.begin(sequence.row, sequence.request)
             self._outputs.reset(rows)
             self._in_flight[rows] = 0
             if self._backlog is not None:
@@ -391,20 +394,23 @@ class Engine:
             now = perf_counter()
             for row in rows:
                 self._sequence(row).first_token_s = now
-        return [self._finish(int(rows[i]), Status(status_of(record)[i])) for i in ended(record)]
+        stop_strings = self._watches.cut(rows, status_of(record), self._outputs)
+        ends = sorted({*ended(record).tolist(), *stop_strings})
+        return [self._finish(int(rows[i]), Status(status_of(record)[i]), stop_strings.get(i)) for i in ends]
 
-    def _finish(self, row: int, status: Status) -> Completion:
+    def _finish(self, row: int, status: Status, stop_string: str | None) -> Completion:
         sequence = self._sequence(row)
         times = {
             "queue_s": sequence.admitted_s - sequence.added_s,
             "ttft_s": sequence.first_token_s - sequence.added_s,
             "e2e_s": perf_counter() - sequence.added_s,
         }
-        completion = self._outputs.completion(row, sequence.request, status, times)
+        completion = self._outputs.completion(row, sequence.request, status, stop_string, times)
         logprobs = self._logprobs.take(sequence.request, len(completion.output_ids))
         completion = completion if logprobs is None else replace(completion, logprobs=logprobs)
         self._owner[row] += 1
         self._sequences[row] = None
+        self._watches.end(row)
         self._is_sampled[row] = self._is_filtered[row] = self._is_adjusted[row] = False
         self._running = self._running[self._running != row]
         self._scheduler.release(sequence)

@@ -39,16 +39,27 @@ class OutputBuffers:
             self._accept_counts[rows, self._num_steps[rows]] = num_accepted
             self._num_steps[rows] += 1
 
-    def completion(self, row: int, request: Request, status: Status, times: dict[str, float]) -> Completion:
-        """What the row holds, as the answer to `request`."""
-        output_ids = self._tokens[row, : self.num_tokens[row]].copy()
+    def tokens(self, row: int) -> np.ndarray:
+        """int32 [num_tokens]: a view of what the row holds."""
+        return self._tokens[row, : self.num_tokens[row]]
+
+    def cut(self, row: int, num_tokens: int) -> None:
+        """Keep the first `num_tokens`; those of the last step that fall away count as cut."""
+        self._num_cut[row] += self.num_tokens[row] - num_tokens
+        self.num_tokens[row] = num_tokens
+
+    def completion(self, row: int, request: Request, status: Status, stop_string: str | None, times: dict[str, float]) -> Completion:
+        """What the row holds, as the answer to `request`. With `stop_string` that ended it, whatever the status."""
+        status = status if stop_string is None else Status.STOP
+        output_ids = self.tokens(row).copy()
         accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
         reasons: dict[Status, FinishReason] = {Status.STOP: "stop", Status.LENGTH: "length", Status.NUMERIC: "error"}
         return Completion(
             request=request,
             output_ids=output_ids,
             finish_reason=reasons[status],
-            stop_token_id=int(output_ids[-1]) if status is Status.STOP else None,
+            stop_token_id=int(output_ids[-1]) if status is Status.STOP and stop_string is None else None,
+            stop_string=stop_string,
             error=f"the target's logits are not finite after {len(output_ids)} tokens" if status is Status.NUMERIC else None,
             num_verify_steps=len(accept_counts),
             num_accepted_drafts=int(accept_counts.sum()),

@@ -1,8 +1,8 @@
 """What is asked of the engine and what it answers: plain records, no tensors."""
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -43,6 +43,17 @@ class SamplingParams:
         return penalties or bool(self.logit_bias) or (self.min_new_tokens > 0 and bool(self.stop_token_ids))
 
 
+class StopWatch(Protocol):
+    """Looks for the end of one answer where token ids do not show it. Remembers what it has seen, so that each token is read once."""
+
+    def look(self, output_ids: np.ndarray) -> tuple[int, str] | None:
+        """How many tokens to keep and the stop string that the last of them completes, or None.
+
+        output_ids int32 [n]: the whole output so far. The answer must not depend on how it grew.
+        """
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Request:
     """One prompt to continue. `key` names it to the caller and is never looked at by the engine."""
@@ -51,6 +62,7 @@ class Request:
     prompt_ids: np.ndarray  # int32 [prompt_len], prompt_len >= 1
     sampling: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0  # number of this copy when one prompt is sampled several times
+    make_stop_watch: Callable[[], StopWatch] | None = None  # asked once each time the request is given a row
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +85,7 @@ class Completion:
     output_ids: np.ndarray  # int32 [completion_len], the end token included
     finish_reason: FinishReason
     stop_token_id: int | None = None
+    stop_string: str | None = None  # completed by the last token; then there is no stop_token_id
     error: str | None = None  # one sentence, only with finish_reason "error"
     num_verify_steps: int = 0
     num_accepted_drafts: int = 0  # before any cut
@@ -83,3 +96,8 @@ class Completion:
     queue_s: float = 0.0
     ttft_s: float = 0.0
     e2e_s: float = 0.0
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop id or stop string that ended the answer; None when neither did."""
+        return self.stop_token_id if self.stop_string is None else self.stop_string

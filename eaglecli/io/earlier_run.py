@@ -61,11 +61,11 @@ def find_earlier_run(path: Path) -> EarlierRun | None:
 class DoneRecords:
     """Which results are there already. Memory: 8 bytes a line."""
 
-    keys: "array[int]"  # ascending
-    failed_indexes: frozenset[int]
+    keys: "array[int]"  # ascending, of answers and of samples that failed
+    failed_indexes: frozenset[int]  # of records that failed as a whole
 
     def has(self, index: int, sample: int = 0) -> bool:
-        """Whether this sample was generated, or its record has failed."""
+        """Whether this sample was generated, or it or its record has failed."""
         if index in self.failed_indexes:
             return True
         place = bisect_left(self.keys, line_key(index, sample))
@@ -98,11 +98,18 @@ def no_results() -> KeptResults:
 
 def read_results(path: Path, retry_failed: bool, visit_answer: LineVisitor, visit_error: LineVisitor) -> KeptResults:
     """Reads the result files of an earlier run. With `retry_failed` its error records count as not done. Raises UserError."""
+    failed_indexes = set()
+
+    def visit(line: Mapping[str, Any]) -> None:
+        visit_error(line)
+        if "sample" not in line:
+            failed_indexes.add(line["index"])
+
     try:
         answers = read_kept_lines(path / GENERATIONS, visit_answer)
-        errors = KeptLines() if retry_failed else read_kept_lines(path / ERRORS, visit_error)
+        errors = KeptLines() if retry_failed else read_kept_lines(path / ERRORS, visit)
     except OSError as error:
         raise UserError(f"the results in {path} cannot be read: {error.strerror or error}", START_ANEW) from error
-    answer_table = answers.table()
-    keys = array("q", np.sort(answer_table[:, 0] << SAMPLE_BITS | answer_table[:, 1]).tobytes())
-    return KeptResults(answers, errors, DoneRecords(keys, frozenset(errors.table()[:, 0].tolist())))
+    table = np.concatenate([answers.table(), errors.table()])
+    keys = array("q", np.sort(table[:, 0] << SAMPLE_BITS | table[:, 1]).tobytes())
+    return KeptResults(answers, errors, DoneRecords(keys, frozenset(failed_indexes)))

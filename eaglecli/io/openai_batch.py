@@ -17,10 +17,8 @@ MAX_TEMPERATURE = 2.0
 MARKING_FIELDS = ("custom_id", "method", "url", "body")
 WITHOUT_EFFECT = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
 ASKS_FOR_NOTHING: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
     "best_of": (1,),
     "stream": (False,),
-    "stop": ([],),
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "tools": ([],),

@@ -16,11 +16,20 @@ COMPLETIONS_URL = "/v1/completions"
 
 
 def write_openai_batch(folder: Path, model: str) -> None:
-    """Both files, in input order. Samples of one record become the choices of one answer. Raises OSError."""
+    """Both files, in input order. Samples of one record become the choices of one answer. Raises OSError.
+
+    Each request is in one of the files: one of which a sample failed has failed, its other samples are in generations.jsonl.
+    """
     created = int(time.time())
-    answers = (_answer(list(group), model, created) for _, group in itertools.groupby(read_in_order(folder / GENERATIONS), _index))
+    failed = {_index(line) for line in read_in_order(folder / ERRORS)}
+    answers = (
+        _answer(list(group), model, created)
+        for index, group in itertools.groupby(read_in_order(folder / GENERATIONS), _index)
+        if index not in failed
+    )
+    failures = (_failure(next(group)) for _, group in itertools.groupby(read_in_order(folder / ERRORS), _index))
     replace_with(folder / BATCH_OUTPUT, _lines(answers))
-    replace_with(folder / BATCH_ERRORS, _lines(map(_failure, read_in_order(folder / ERRORS))))
+    replace_with(folder / BATCH_ERRORS, _lines(failures))
 
 
 def _index(line: Mapping[str, Any]) -> int:
@@ -41,7 +50,7 @@ def _answer(samples: list[dict[str, Any]], model: str, created: int) -> dict[str
         "object": "chat.completion" if is_chat else "text_completion",
         "created": created,
         "model": model,
-        "choices": [_choice(line, number, is_chat) for number, line in enumerate(samples)],
+        "choices": [_choice(line, is_chat) for line in samples],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": completion_tokens,
@@ -52,11 +61,11 @@ def _answer(samples: list[dict[str, Any]], model: str, created: int) -> dict[str
     return {"id": f"batch_req_{name}", "custom_id": _custom_id(first), "response": response, "error": None}
 
 
-def _choice(line: Mapping[str, Any], number: int, is_chat: bool) -> dict[str, Any]:
+def _choice(line: Mapping[str, Any], is_chat: bool) -> dict[str, Any]:
     said = {"message": {"role": "assistant", "content": line["text"], "refusal": None}} if is_chat else {"text": line["text"]}
     fields = line.get("logprobs")
     logprobs = None if fields is None else chat_logprobs(fields) if is_chat else completion_logprobs(fields)
-    return {"index": number, **said, "logprobs": logprobs, "finish_reason": line["finish_reason"]}
+    return {"index": line["sample"], **said, "logprobs": logprobs, "finish_reason": line["finish_reason"]}
 
 
 def _failure(line: Mapping[str, Any]) -> dict[str, Any]:

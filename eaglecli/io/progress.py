@@ -14,16 +14,28 @@ PLAIN_INTERVAL_S = 10.0
 class Progress:
     """Counts finished records and shows them with tokens per second and the accept length so far."""
 
-    def __init__(self, console: Console, mode: str, total: int, already_done: int = 0, interval_s: float = PLAIN_INTERVAL_S) -> None:
-        """`mode`: auto, bar, plain or none. A plain line comes every `interval_s`, whether a record finished meanwhile or not."""
+    def __init__(
+        self,
+        console: Console,
+        mode: str,
+        total: int,
+        already_done: int = 0,
+        interval_s: float = PLAIN_INTERVAL_S,
+        counted: str = "record",
+    ) -> None:
+        """`mode`: auto, bar, plain or none. A plain line comes every `interval_s`, whether a record finished meanwhile or not.
+
+        `counted` names what the `total` counts.
+        """
         self._console = console
         self._total, self._done, self._num_tokens = total, already_done, 0
+        self._counted = counted
         self._accept_length: float | None = None
         self._start = time.perf_counter()
         self._stopped = threading.Event()
         mode = ("bar" if console.moves else "plain") if mode == "auto" else mode
         self._mode = "none" if console.quiet else mode
-        self._bar = _open_bar(console.stream or sys.stderr, total, already_done) if self._mode == "bar" else None
+        self._bar = _open_bar(console.stream or sys.stderr, total, already_done, counted) if self._mode == "bar" else None
         if self._bar is not None:
             console.print_line = lambda line, target: self._bar.write(line, file=target)
         if self._mode == "plain":
@@ -49,7 +61,7 @@ class Progress:
 
     def _say_now_and_then(self, interval_s: float) -> None:
         while not self._stopped.wait(interval_s):
-            self._console.note(f"{self._done}/{self._total} records, {self._rates()}")
+            self._console.note(f"{self._done}/{self._total} {self._counted}s, {self._rates()}")
 
     def _rates(self) -> str:
         seconds = max(time.perf_counter() - self._start, 1e-9)
@@ -57,7 +69,7 @@ class Progress:
         return f"{self._num_tokens / seconds:.1f} token/s{length}"
 
 
-def _open_bar(stream: TextIO, total: int, already_done: int) -> Any:
+def _open_bar(stream: TextIO, total: int, already_done: int, counted: str) -> Any:
     from tqdm import tqdm
 
-    return tqdm(total=total, initial=already_done, file=stream, unit="record", dynamic_ncols=True, leave=True)
+    return tqdm(total=total, initial=already_done, file=stream, unit=counted, dynamic_ncols=True, leave=True)

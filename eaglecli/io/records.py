@@ -63,6 +63,7 @@ class RecordError:
     raw: str
     byte_offset: int | None = None
     is_skipped: bool = False  # left out because somebody asked for that: reported, but no failure of the run
+    sample: int | None = None  # the one that failed; None: all samples of the record
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from eaglecli.io.line_file import KeptLines, LineFile
 from eaglecli.io.logprob_fields import AnswerLogprobs, TokenTexts, logprob_fields
 from eaglecli.io.records import RecordError, RecordKey
 from eaglecli.io.run_directory import ERRORS, GENERATIONS
+from eaglecli.io.stop_strings import answer_text
 
 WINDOW = 4096
 
@@ -37,7 +38,7 @@ class TurnAnswer:
 
     token_ids: np.ndarray
     finish_reason: Literal["stop", "length"]
-    stop_token_id: int | None
+    stop_reason: int | str | None  # the stop id or stop string that ended it
     num_prompt_tokens: int
 
 
@@ -48,7 +49,7 @@ class Answer:
     key: RecordKey
     token_ids: np.ndarray  # int32 [completion_len], the end token included
     finish_reason: Literal["stop", "length"]
-    stop_token_id: int | None
+    stop_reason: int | str | None  # the stop id or stop string that ended it
     num_prompt_tokens: int
     counts: AnswerCounts
     seed: int
@@ -129,10 +130,10 @@ class ResultWriter:
 
     def _write(self, result: Answer | RecordError) -> None:
         if isinstance(result, RecordError):
-            self._errors.append(result.key.index, 0, _json_line(result.key, error_fields(result)))
+            self._errors.append(result.key.index, result.sample or 0, _json_line(result.key, error_fields(result)))
         else:
             last = result.turns[-1].token_ids if result.turns else result.token_ids
-            text = self._decoder.decode(text_ids(last, result.finish_reason, result.stop_token_id))  # type: ignore[union-attr]
+            text = answer_text(self._decoder.decode, last, result.stop_reason)  # type: ignore[union-attr]
             line = _json_line(result.key, self._answer_fields(result, text))
             if result.key.input_json is not None:
                 line = f'{line[:-1]}, "input": {result.key.input_json}}}'
@@ -150,7 +151,7 @@ class ResultWriter:
             "text": text,
             "token_ids": answer.token_ids.tolist(),
             "finish_reason": answer.finish_reason,
-            "stop_reason": answer.stop_token_id,
+            "stop_reason": answer.stop_reason,
             **self._logprob_fields(answer),
             "usage": usage,
             "spec": None if self._num_steps is None else describe_answer(answer.counts, self._num_steps),
@@ -164,19 +165,12 @@ class ResultWriter:
         return {} if answer.logprobs is None else {"logprobs": logprob_fields(answer.token_ids, answer.logprobs, self._token_texts)}
 
     def _turn_fields(self, turn: TurnAnswer) -> dict[str, Any]:
-        text = self._decoder.decode(text_ids(turn.token_ids, turn.finish_reason, turn.stop_token_id))  # type: ignore[union-attr]
         return {
-            "text": text,
+            "text": answer_text(self._decoder.decode, turn.token_ids, turn.stop_reason),  # type: ignore[union-attr]
             "finish_reason": turn.finish_reason,
-            "stop_reason": turn.stop_token_id,
+            "stop_reason": turn.stop_reason,
             "usage": {"prompt_tokens": turn.num_prompt_tokens, "completion_tokens": len(turn.token_ids)},
         }
-
-
-def text_ids(token_ids: np.ndarray, finish_reason: str, stop_token_id: int | None) -> np.ndarray:
-    """Ids whose text is the answer: without the token that ended it, special or not."""
-    ends = finish_reason == "stop" and len(token_ids) and token_ids[-1] == stop_token_id
-    return token_ids[:-1] if ends else token_ids
 
 
 def error_fields(error: RecordError) -> dict[str, Any]:
@@ -191,6 +185,7 @@ def error_fields(error: RecordError) -> dict[str, Any]:
         "message": error.message,
         "raw": error.raw,
         **({"skipped": True} if error.is_skipped else {}),
+        **({} if error.sample is None else {"sample": error.sample}),
     }
 
 

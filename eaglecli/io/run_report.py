@@ -75,6 +75,8 @@ class RunReport:
     finish_reasons: dict[str, int] = field(default_factory=dict)
     error_codes: dict[str, int] = field(default_factory=dict)
     num_skipped: int = 0  # left out by --too-long skip
+    num_failed_samples: int = 0  # errors of one sample alone
+    half_failed: set[int] = field(default_factory=set)  # indexes of their records
     times_s: dict[str, "array[float]"] = field(default_factory=lambda: {name: array("d") for name in ("queue_s", "ttft_s", "e2e_s")})
 
     def count_answer(self, answer: Answer) -> None:
@@ -87,7 +89,7 @@ class RunReport:
 
     def count_error(self, error: RecordError) -> None:
         """Counts one bad record."""
-        self._count_code("skipped" if error.is_skipped else error.code)
+        self._count_code("skipped" if error.is_skipped else error.code, error.key.index, error.sample)
 
     def count_answer_line(self, line: Mapping[str, Any]) -> None:
         """Counts a line of generations.jsonl that an earlier session wrote."""
@@ -96,7 +98,7 @@ class RunReport:
 
     def count_error_line(self, line: Mapping[str, Any]) -> None:
         """Counts a line of errors.jsonl that an earlier session wrote."""
-        self._count_code("skipped" if line.get("skipped") else line["code"])
+        self._count_code("skipped" if line.get("skipped") else line["code"], line["index"], line.get("sample"))
 
     def _count(self, num_input_tokens: int, num_output_tokens: int, finish_reason: str, times_s: Mapping[str, float]) -> None:
         self.num_input_tokens += num_input_tokens
@@ -105,11 +107,14 @@ class RunReport:
         for name, times in self.times_s.items():
             times.append(times_s[name])
 
-    def _count_code(self, code: str) -> None:
+    def _count_code(self, code: str, index: int, sample: int | None) -> None:
         if code == "skipped":
             self.num_skipped += 1
-        else:
-            self.error_codes[code] = self.error_codes.get(code, 0) + 1
+            return
+        self.error_codes[code] = self.error_codes.get(code, 0) + 1
+        if sample is not None:
+            self.num_failed_samples += 1
+            self.half_failed.add(index)
 
     @property
     def selection(self) -> InputSelection:
@@ -123,13 +128,18 @@ class RunReport:
 
     @property
     def num_done(self) -> int:
-        """Good records so far."""
+        """Answers so far."""
         return sum(self.finish_reasons.values())
 
     @property
     def num_failed(self) -> int:
-        """Bad records so far."""
+        """Errors so far: of records, and of samples where only some failed."""
         return sum(self.error_codes.values())
+
+    @property
+    def num_failed_records(self) -> int:
+        """Records with an error so far, however many of their samples failed."""
+        return self.num_failed - self.num_failed_samples + len(self.half_failed)
 
 
 def build_stats(report: RunReport, totals: AcceptTotals | None, engine_summary: dict[str, Any]) -> dict[str, Any]:

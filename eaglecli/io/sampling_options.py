@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eaglecli.config import MAX_LOGPROBS, SAMPLING_CHECKS, normalize_stop_token_ids
+from eaglecli.config import MAX_LOGPROBS, SAMPLING_CHECKS
 from eaglecli.io.record_ids import MAX_SEED
 from eaglecli.io.records import RecordFault
 
-ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "random_seed": "seed"}
+ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "random_seed": "seed", "n": "num_samples"}
 
 # Names under which other engines and APIs take sampling options. A record that carries one wants something that is not
 # done here; leaving it out silently would give text that its author did not ask for.
 UNSUPPORTED = frozenset(
-    """n best_of num_return_sequences num_samples use_beam_search num_beams beam_width do_sample
-    stop stop_strings stop_sequences stop_regex include_stop_str_in_output no_stop_trim ignore_eos
+    """best_of num_return_sequences use_beam_search num_beams beam_width do_sample
+    stop_strings stop_sequences stop_regex include_stop_str_in_output no_stop_trim
     max_completion_tokens max_length min_length length_penalty encoder_repetition_penalty no_repeat_ngram_size
     logits_processors logits_processor bad_words bad_words_ids suppress_tokens allowed_token_ids
     top_logprobs prompt_logprobs return_logprob logprob_start_len top_logprobs_num
@@ -51,7 +51,7 @@ def read_options(record: Mapping[str, Any], is_text: bool = False) -> dict[str, 
         if check is None:
             continue
         if is_text:
-            value = _from_text(value)
+            value = _from_text(option, value)
         if option in options:
             raise RecordFault("bad_option", f"`{option}` is given twice, once as `{name}`")
         try:
@@ -61,11 +61,13 @@ def read_options(record: Mapping[str, Any], is_text: bool = False) -> dict[str, 
     return options
 
 
-def _from_text(value: str) -> Any:
+def _from_text(option: str, value: str) -> Any:
+    """A value as JSON if it is any. A stop string stays as it stands, unless it is a list: 42 is a text there."""
     try:
-        return json.loads(value)
+        parsed = json.loads(value)
     except (ValueError, RecursionError):
         return value
+    return value if option == "stop" and not isinstance(parsed, list) else parsed
 
 
 def _check_seed(value: Any) -> int:
@@ -77,7 +79,6 @@ def _check_seed(value: Any) -> int:
 RECORD_CHECKS: dict[str, Callable[[Any], Any]] = {
     **SAMPLING_CHECKS,
     "seed": _check_seed,
-    "stop_token_ids": normalize_stop_token_ids,
 }
 
 

@@ -33,12 +33,17 @@ class InputScan:
     first_error: RecordError | None
     formats: Mapping[str, str] = field(default_factory=dict)  # what each source is, in words
     is_complete: bool = True  # False while a stream is being read: the counts are those so far
+    sample_counts: Mapping[int | None, int] = field(default_factory=dict)  # good records by the samples they ask for; None: the run's
     needs: SamplingNeeds = field(default_factory=SamplingNeeds)  # of all records; of a stream: whatever may come
 
     @property
     def num_records(self) -> int:
         """Good and bad ones."""
         return self.num_good + self.num_bad
+
+    def num_results(self, num_samples: int) -> int:
+        """Answers and errors to expect, with `num_samples` of each record that does not say."""
+        return self.num_bad + sum((asked or num_samples) * count for asked, count in self.sample_counts.items())
 
 
 class InputReader:
@@ -81,11 +86,13 @@ class _Tally:
     kinds: Counter[str] = field(default_factory=Counter)
     num_bad: int = 0
     first_error: RecordError | None = None
+    sample_counts: Counter[int | None] = field(default_factory=Counter)
     needs: SamplingNeeds = field(default_factory=SamplingNeeds)
 
     def add(self, record: PromptRecord | RecordError) -> None:
         if isinstance(record, PromptRecord):
             self.kinds[record.shape] += 1
+            self.sample_counts[record.options.get("num_samples")] += 1
             if record.options:
                 self.needs = self.needs.and_of(record.options)
             return
@@ -104,6 +111,7 @@ class _Tally:
             first_error=self.first_error,
             formats=dict(self.formats),
             is_complete=is_complete,
+            sample_counts=dict(self.sample_counts),
             needs=self.needs if is_complete else EVERY_NEED,
         )
 

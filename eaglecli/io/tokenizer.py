@@ -21,6 +21,7 @@ import numpy as np
 from eaglecli.errors import ModelError, UserError
 from eaglecli.io.gguf_tokenizer import apply_splitting_rule
 from eaglecli.io.records import RecordFault
+from eaglecli.io.token_bytes import ByteLevelTable, DecodedWindow, TokenBytes, is_byte_level
 
 LOOKS_LIKE_CONTROL = re.compile(r"<.+>|\[.+\]", re.DOTALL)
 KEPT_FIELDS = ("role",)  # fields of a message whose value the template compares, and which the reader has checked
@@ -48,6 +49,8 @@ class PromptTokenizer:
         self._escaped_pattern = re.compile(f"{nonce}c[0-9]{{6}}e")
         self._sealed = _renamed_copy(backend, self._sealed_names)
         self._raw = _renamed_copy(backend, {})  # a copy, since decoding goes on in another thread
+        self._silent_tokens = {token.content: number for number, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._byte_table = ByteLevelTable(backend, self._silent_tokens.values()) if is_byte_level(backend) else None
 
     @property
     def has_chat_template(self) -> bool:
@@ -87,6 +90,15 @@ class PromptTokenizer:
         """Texts of the control tokens and their ids."""
         return self._control_tokens
 
+    @property
+    def silent_tokens(self) -> Mapping[str, int]:
+        """Texts and ids of the control tokens that `decode` leaves out."""
+        return self._silent_tokens
+
+    def token_bytes(self) -> TokenBytes:
+        """What reads the tokens of one answer as they come. Not to be used from several threads, but for byte-level tokenizers."""
+        return self._byte_table or DecodedWindow(self._decode_list, self._silent_tokens.values())
+
     def encode_messages(self, messages: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """int32 [prompt_len] ids of the rendered conversation, the opening of the answer included.
 
@@ -125,7 +137,10 @@ class PromptTokenizer:
 
     def decode(self, token_ids: np.ndarray) -> str:
         """Text of a whole answer; control tokens are left out."""
-        return self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._decode_list(token_ids.tolist())
+
+    def _decode_list(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token alone, control tokens included."""

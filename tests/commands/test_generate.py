@@ -123,7 +123,7 @@ def test_bad_records_are_set_aside_and_the_others_finish(invoke, tmp_path):
         {"id": "good", "prompt": "a"},
         {"id": "empty", "prompt": " "},
         {"id": "option", "prompt": "a", "temperature": "hot"},
-        {"id": "known", "prompt": "a", "stop": "x"},
+        {"id": "known", "prompt": "a", "stop_regex": "x"},
         {"id": "long", "prompt": "a" * 600},
         {"id": "cap", "prompt": "a", "max_new_tokens": 510},
         {"id": "last", "prompt": "b"},

@@ -47,9 +47,9 @@ EXPECTED = {
     "sharegpt.jsonl": (4, {3: "unsupported", 4: "empty_prompt", 6: "missing_prompt"}),
     "sharegpt_array.json": (2, {}),
     "openai_batch.jsonl": (
-        5,
+        7,
         {
-            **dict.fromkeys((3, 4, 6, 7, 8, 14), "unsupported"),
+            **dict.fromkeys((6, 7, 8, 14), "unsupported"),
             **{9: "bad_option", 10: "bad_option", 13: "bad_type", 15: "duplicate_id"},
         },
     ),
@@ -169,6 +169,8 @@ def test_parameters_of_a_batch_line_belong_to_it_alone():
     assert (records["request-5"].text, records["request-5"].is_raw) == ("Once upon a time", True)
     assert records["request-11"].options["logprobs"] == 5
     assert records["request-12"].options == {}
+    assert records["request-3"].options["stop"] == ("Thursday", "\n\n")
+    assert records["request-4"].options["num_samples"] == 3
 
 
 def test_both_turns_are_kept_apart():

@@ -103,7 +103,7 @@ def test_an_option_out_of_range_is_a_bad_option_that_names_it(tmp_path, name, va
     assert f"`{name}`" in record.message
 
 
-@pytest.mark.parametrize("name", ["stop", "n", "top_logprobs", "bad_words", "guided_json", "ignore_eos"])
+@pytest.mark.parametrize("name", ["stop_regex", "best_of", "top_logprobs", "bad_words", "guided_json"])
 def test_a_sampling_option_of_other_tools_is_refused_by_name(tmp_path, name):
     (record,) = read_objects(tmp_path, {"prompt": "a", name: 1})
     assert (record.code, f"`{name}`" in record.message) == ("unsupported", True)

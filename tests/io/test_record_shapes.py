@@ -67,7 +67,9 @@ def test_a_system_field_beside_a_sharegpt_conversation_is_its_system_message(tmp
     ("body", "options"),
     [
         ({"max_completion_tokens": 4, "temperature": 0}, {"max_new_tokens": 4, "temperature": 0.0}),
-        ({"n": 1, "stream": False, "stop": None, "response_format": {"type": "text"}}, {}),
+        ({"stream": False, "stop": None, "response_format": {"type": "text"}}, {}),
+        ({"n": 3, "stop": "x", "best_of": 1}, {"num_samples": 3, "stop": ("x",)}),
+        ({"n": 1, "stop": [], "ignore_eos": True}, {"num_samples": 1, "stop": (), "ignore_eos": True}),
         ({"logprobs": False, "presence_penalty": 0, "top_logprobs": 0}, {"logprobs": None, "presence_penalty": 0.0}),
         ({"logprobs": True}, {"logprobs": 0}),
         ({"logprobs": True, "top_logprobs": 4, "logit_bias": {"7": -1}}, {"logprobs": 4, "logit_bias": ((7, -1.0),)}),
@@ -83,7 +85,9 @@ def test_parameters_of_a_body_are_honoured_or_ask_for_nothing(tmp_path, body, op
 @pytest.mark.parametrize(
     ("body", "code", "word"),
     [
-        ({"n": 2}, "unsupported", "`n`"),
+        ({"best_of": 2}, "unsupported", "`best_of`"),
+        ({"n": 0}, "bad_option", "`n`"),
+        ({"stop": [""] * 2}, "bad_option", "`stop`"),
         ({"stream": True}, "unsupported", "`stream`"),
         ({"tools": [{"type": "function"}]}, "unsupported", "`tools`"),
         ({"brand_new": 1}, "unsupported", "`brand_new`"),
