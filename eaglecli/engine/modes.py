@@ -85,6 +85,7 @@ def build_modes(parts: ModeParts, backlog: Backlog | None, shared: dict[str, tor
         static = StaticTensors(shared | named_tensors("buffers", buffers))
         label = f" {speculation}" if settings.alternatives else ""
         simulated = settings.simulated_accept_length
+        simulated = None if simulated is None else min(simulated, speculation.num_steps + 1.0)
         iteration = Iteration(parts.target, parts.kv_cache, drafter, parts.state, buffers, speculation, simulated, label)
         modes.append(Mode(speculation, iteration, static, [GraphRunner(stage, static) for stage in iteration.stages], drafter, limit))
     return modes

@@ -231,3 +231,13 @@ def test_costs_are_measured_for_every_mode_and_leave_no_trace(rand: LoadedPair):
     assert engine.summary()["num_iterations"] == 0
     assert all(stage == {"graph_runs": 0, "eager_runs": 0} for stage in engine.summary()["stages"].values())
     assert texts(run(engine, requests)) == oracle_plain(rand, requests)
+
+
+def test_a_prescribed_accept_length_reaches_as_far_as_each_mode_goes(rand: LoadedPair):
+    engine = changing_engine(rand, simulated_accept_length=3.0, max_running_requests=2)
+    observed: list[StepObservation] = []
+    engine.policy = ScriptedPolicy(lambda num_requests: len(observed) // 25 % len(MODES), observed.append)
+    run(engine, requests_of(random_prompts([8, 8]), 250))
+    means = {mode: np.concatenate([step.accept_counts for step in observed if step.mode == mode]).mean() for mode in range(len(MODES))}
+    assert means[1] == 0.0 and means[3] == 1.0  # plain decoding, and a chain of one step
+    assert means[0] == pytest.approx(2.0, abs=0.2) and means[2] == pytest.approx(2.0, abs=0.2)  # but for the first after a change
