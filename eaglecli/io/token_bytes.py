@@ -39,7 +39,10 @@ class ByteLevelTable:
 
 
 class DecodedWindow:
-    """Bytes of tokens by any decoder: the tokens since the last whole character are decoded with those before them."""
+    """Bytes of tokens by any decoder: the tokens since the last whole character are decoded with those before them.
+
+    Where a decoder gives up a whole run of byte tokens for one bad byte, a run longer than what is held is given up in parts.
+    """
 
     def __init__(self, decode: DecodeIds, silent_ids: Iterable[int]) -> None:
         """`decode` is that of the whole answer."""
