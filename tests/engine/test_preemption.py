@@ -7,7 +7,9 @@ import pytest
 
 from eaglecli.engine.attention_backend import TORCH
 from eaglecli.engine.engine import Engine
+from eaglecli.engine.logit_adjustments import _counts_of_output
 from eaglecli.engine.request import Completion, Request
+from eaglecli.engine.sequence import EmittedOutput, Sequence
 from eaglecli.engine.settings import PLAIN, EngineSettings, SchedulingSettings, SpeculationSettings
 from tests.engine.harness import (
     CONTEXT,
@@ -125,6 +127,37 @@ def test_stop_ids_end_a_preempted_output_where_they_would_have(rand: LoadedPair,
     tight = small_pool(rand, (3, 1, 4), max_total_tokens=104)
     found = run(tight, requests)
     assert {key: (completion.output_ids.tolist(), completion.finish_reason) for key, completion in found.items()} == cut
+
+
+def test_penalties_bias_least_lengths_and_log_probabilities_go_on_after_a_preemption(rand: LoadedPair) -> None:
+    """The counts that penalties go by are those of prompt and output so far; log-probabilities are of every token once."""
+    options = (
+        {"repetition_penalty": 1.6},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.8},
+        {"min_new_tokens": 30, "stop_token_ids": tuple(range(0, 320, 20)), "frequency_penalty": 0.5},
+        {"logit_bias": ((3, 9.0), (60, 8.0)), "repetition_penalty": 0.8},
+    )
+    requests = [
+        replace(request, sampling=replace(request.sampling, logprobs=2, **option))
+        for request, option in zip(long_requests(), options, strict=True)
+    ]
+    opened_for = {"adjusts_logits": True, "max_logprobs": 2}
+    expected = run(make_engine(rand.target, rand.draft, (3, 1, 4), **opened_for), requests)
+    tight = small_pool(rand, (3, 1, 4), **opened_for)
+    found = run(tight, requests)
+    assert outcomes(found) == outcomes(expected)
+    assert tight.summary()["num_preemptions"] >= 2
+    for key, completion in found.items():
+        assert len(completion.logprobs.chosen) == len(completion.output_ids)
+        np.testing.assert_allclose(completion.logprobs.chosen, expected[key].logprobs.chosen, atol=1e-3)
+        np.testing.assert_array_equal(completion.logprobs.top_ids, expected[key].logprobs.top_ids)
+
+
+def test_counts_of_an_output_hold_how_often_a_token_came_and_whether_the_prompt_has_it() -> None:
+    sequence = Sequence(Request(0, np.array([1, 2, 2], np.int32)), row=2)
+    sequence.emitted = EmittedOutput(np.array([3, 2, 3, 3], np.int32), np.zeros(3, np.int16), 0)
+    places, values = _counts_of_output(sequence, 10)
+    assert (places.tolist(), values.tolist()) == ([22, 23], [3, 6])
 
 
 def test_longer_requests_are_run_before_shorter_ones(cycle: LoadedPair) -> None:
