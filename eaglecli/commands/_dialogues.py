@@ -65,11 +65,19 @@ class Dialogues:
 class RequestSource:
     """Requests for the engine in input order, follow-ups first. After an end it may go on: `has_more` says so.
 
-    With `is_live` a pipe that pauses is no reason to let running requests wait: the source ends for the moment.
+    The source ends for the moment when nothing is ready and the engine has `enough` requests to work on. With `is_live` a pipe
+    that pauses is no reason to let even fewer of them wait.
     """
 
-    def __init__(self, prepared: Prefetch[Request | RecordError], take_error: Callable[[RecordError], None], is_live: bool = False) -> None:
-        self._queue, self._is_live = prepared, is_live
+    def __init__(
+        self,
+        prepared: Prefetch[Request | RecordError],
+        take_error: Callable[[RecordError], None],
+        enough: int,
+        is_live: bool = False,
+    ) -> None:
+        self._queue, self._enough, self._is_live = prepared, enough, is_live
+        self.num_read = 0  # records, good and bad
         self._prepared: Iterator[Request | RecordError] = iter(prepared)
         self._take_error = take_error
         self._num_running, self._last_s = 0, 0.0
@@ -96,6 +104,7 @@ class RequestSource:
         while not self._follow_ups and not self._is_exhausted and not self._pauses():
             item = next(self._prepared, None)
             self._last_s = time.monotonic()
+            self.num_read += item is not None
             if isinstance(item, Request):
                 self._num_running += 1
                 return item
@@ -109,7 +118,9 @@ class RequestSource:
         return self._follow_ups.popleft()
 
     def _pauses(self) -> bool:
-        """Whether there is nothing to take now while others run. Behind an item more may follow at once: that is waited for."""
+        """Whether there is nothing to take now while others run. Behind an item of a pipe more may follow at once: that is waited for."""
+        if self._num_running >= self._enough:
+            return not self._queue.is_ready()
         if not self._is_live or not self._num_running:
             return False
         return not self._queue.is_ready(max(0.0, self._last_s + BURST_S - time.monotonic()))

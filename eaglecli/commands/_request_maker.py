@@ -68,9 +68,10 @@ class RequestMaker:
             yield replace(first, sample=sample)
 
     def _next_turn(self, record: PromptRecord, messages: list[Message], sample: int) -> Request:
-        return self._request(record, self.encoder.conversation(messages), sample)
+        num_asked = sum(message["role"] == "user" for message in messages)
+        return self._request(record, self.encoder.conversation(messages), sample, num_asked)
 
-    def _request(self, record: PromptRecord, prompt: Prompt, sample: int) -> Request:
+    def _request(self, record: PromptRecord, prompt: Prompt, sample: int, num_asked: int = 1) -> Request:
         prompt_ids = self.encoder.encode(prompt)
         limit, num_tokens = self._most_prompt_tokens(record, len(prompt_ids)), len(prompt_ids)
         if num_tokens > limit:
@@ -78,7 +79,8 @@ class RequestMaker:
         key = replace(record.key, num_cut_prompt_tokens=num_tokens - len(prompt_ids)) if num_tokens > len(prompt_ids) else record.key
         sampling, strings = self._sampling(record, len(prompt_ids)), self._stop_strings(record)
         watch = watch_maker(strings, self.tokenizer.token_bytes, sampling.min_new_tokens) if strings else None
-        request = Request(key, prompt_ids, sampling, sample, watch)
+        num_follow_ups = len(record.turns) - num_asked if record.turns else 0
+        request = Request(key, prompt_ids, sampling, sample, watch, num_follow_ups)
         reason = self.opened.engine.refusal(request)
         if reason:
             raise RecordFault("too_long", reason)

@@ -14,6 +14,7 @@ from eaglecli.commands._open_engine import ModelSource, OpenedEngine, out_of_mem
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.commands._samples import SamplePlan
 from eaglecli.commands._speculation import describe_shares
+from eaglecli.commands._workload import workload_of
 from eaglecli.engine.adaptive_policy import AdaptivePolicy
 from eaglecli.engine.request import Completion, Request
 from eaglecli.errors import ExitCode, UserError
@@ -21,6 +22,7 @@ from eaglecli.io.accept_statistics import LOW_ACCEPT_LENGTH, AcceptTotals
 from eaglecli.io.console import Console
 from eaglecli.io.earlier_run import KeptResults
 from eaglecli.io.error_limit import ErrorLimit, TooManyErrors
+from eaglecli.io.eta import Workload
 from eaglecli.io.output_formats import write_output_format
 from eaglecli.io.prefetch import Prefetch
 from eaglecli.io.progress import Progress
@@ -32,6 +34,7 @@ from eaglecli.io.signals import Interrupted
 from eaglecli.io.tokenizer import PromptTokenizer
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+READ_AHEAD = 512  # requests made before the engine takes them; it holds its own window of them
 FREE_SPACE = "free some space; finished lines are kept, the same command goes on"
 
 
@@ -60,6 +63,7 @@ class Run:
         self.writer: ResultWriter | None = None
         self.progress: Progress | None = None
         self.prepared: Prefetch[Request | RecordError] | None = None
+        self.source: RequestSource | None = None
         self.end_token_ids: tuple[int, ...] = ()
 
     def execute(self) -> GenerateResult:
@@ -98,8 +102,10 @@ class Run:
         self.console.note(maker.describe(self.report.scan))
         self._open_files(tokenizer, self.opened.speculation.num_steps or None)
         plan = self._sample_plan()
-        self.prepared = Prefetch(itertools.chain.from_iterable(maker.prepare_samples(record, plan) for record in self._records()))
-        source = RequestSource(self.prepared, self._take_error, self.report.selection.is_read_once)
+        requests = itertools.chain.from_iterable(maker.prepare_samples(record, plan) for record in self._records())
+        self.prepared = Prefetch(requests, READ_AHEAD)
+        enough = 2 * self.report.settings.max_running_requests
+        source = self.source = RequestSource(self.prepared, self._take_error, enough, self.report.selection.is_read_once)
         started = time.perf_counter()
         try:
             while source.has_more:
@@ -127,7 +133,7 @@ class Run:
         scan, settings = self.report.scan, self.report.settings
         total = scan.num_results(settings.num_samples)
         counted = "record" if total == scan.num_records else "answer"
-        self.progress = Progress(self.console, settings.progress, total, already_done, counted=counted)
+        self.progress = Progress(self.console, settings.progress, total, already_done, look=self._workload, counted=counted)
 
     def _set_bad_records_aside(self) -> None:
         """All that can be done without a model."""
@@ -192,6 +198,15 @@ class Run:
     def _num_records(self) -> int | None:
         scan = self.report.scan
         return scan.num_records if scan.is_complete else None
+
+    def _workload(self) -> Workload:
+        """Where the run stands; called from the thread of the progress lines."""
+        if self.opened is None or self.source is None:
+            return Workload()
+        num_records, num_seen = self._num_records(), self.source.num_read
+        if num_records is None:
+            return workload_of(self.opened.engine.outlook, None)
+        return workload_of(self.opened.engine.outlook, max(0, num_records - self.kept.num_answers - self.kept.num_errors - num_seen))
 
     def _exit_code(self) -> ExitCode:
         if not self.report.num_done:

@@ -18,13 +18,15 @@ from eaglecli.engine.logit_adjustments import allocate_adjustments, refuse_sampl
 from eaglecli.engine.logprob_buffers import LogprobBuffers
 from eaglecli.engine.measure_costs import measure_costs
 from eaglecli.engine.modes import Mode, ModeParts, allocate_backlog, build_modes, capture_plans, describe_modes, eagle_drafter
+from eaglecli.engine.outlook import OUTLOOK_INTERVAL_S, Outlook
 from eaglecli.engine.outputs import OutputBuffers
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, status_of
 from eaglecli.engine.request import Completion, Request, SamplingParams
-from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted
-from eaglecli.engine.scheduler import PrefillChunk, Scheduler, Sequence
+from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted, write_growths
+from eaglecli.engine.scheduler import Scheduler
+from eaglecli.engine.sequence import PrefillChunk, Sequence
 from eaglecli.engine.settings import EngineSettings, check_windows
 from eaglecli.engine.speculation_policy import FixedPolicy, SpeculationPolicy, StepObservation
 from eaglecli.engine.stage_check import CheckedParts, StageCheck, check_stages
@@ -41,7 +43,8 @@ class EngineCounts:
     """What the engine did, for the statistics."""
 
     num_iterations: int = 0
-    num_prefill_tokens: int = 0
+    num_prefill_tokens: int = 0  # recomputed ones included
+    num_recomputed_tokens: int = 0  # of preempted requests
     num_output_tokens: int = 0
     num_row_steps: int = 0
     num_wasted_row_steps: int = 0  # rows run once more because the host had not yet seen that they had ended
@@ -68,6 +71,7 @@ class Engine:
         self.settings = settings
         self.counts = EngineCounts()
         self.policy: SpeculationPolicy = FixedPolicy()
+        self.outlook = Outlook()  # any thread may read it
         device, dtype = target.embed_weight.device, target.dtype
         if not any(speculation.num_steps for speculation in settings.all_speculation):
             draft = None
@@ -79,7 +83,7 @@ class Engine:
             check_windows("target", target.config.windows, speculation)
             check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)
-        self._scheduler = Scheduler(self._pool, settings.max_running_requests, settings.lookahead, settings.chunked_prefill_size)
+        self._scheduler = Scheduler(self._pool, settings)
         adjustments = allocate_adjustments(settings, self.vocab_size, device)
         self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, self.attention.attend, adjustments)
         num_slots = self._pool.num_slots
@@ -119,6 +123,7 @@ class Engine:
         self._is_filtered = np.zeros(num_rows, bool)
         self._is_adjusted = np.zeros(num_rows, bool)
         self._running = np.zeros(0, np.int64)  # rows whose prompt is done
+        self._num_added = 0
         self._num_iterations_of = np.zeros(num_rows + 1, np.int64)  # by number of requests that ran
         self._clock: StageClock | None = None
 
@@ -133,7 +138,7 @@ class Engine:
         if known > self.settings.context_length:
             asked = f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_new_tokens} new tokens"
             return f"{asked} pass the context of {self.settings.context_length}"
-        pages = self._scheduler.num_pages(Sequence(request))
+        pages = self._scheduler.most_pages(Sequence(request))
         if pages > self._pool.num_pages:
             given = self._pool.num_pages * self._pool.page_size
             return f"{pages * self._pool.page_size} cache slots are needed, --max-total-tokens gives {given}"
@@ -147,6 +152,7 @@ class Engine:
         if reason:
             raise ValueError(reason)
         self._scheduler.add(Sequence(request))
+        self._num_added += 1
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Run requests, taken from the iterator as rows come free; yields completions as they finish.
@@ -156,7 +162,7 @@ class Engine:
         source = iter(requests)
         while True:
             exhausted = False  # a source may have nothing for the moment and more later (a pipe, a follow-up turn)
-            while not exhausted and len(self._scheduler.waiting) < self.settings.max_running_requests:
+            while not exhausted and len(self._scheduler.waiting) < self.settings.scheduling.window:
                 request = next(source, None)
                 exhausted = request is None
                 if request is not None:
@@ -172,12 +178,13 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """One iteration: schedule, prefill, draft, verify, accept and commit, extend. Returns what the iteration before finished."""
+        completions = self._make_room()
         if self._readback.is_empty:
             self._last_read_s = perf_counter()  # what this iteration is measured from
         chunks, caught_up = self._schedule(), False
         asked = self._what_is_asked()
         records = [self._run_prefill(chunks, HostHints(0, *asked))] if chunks else []
-        prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.is_last], np.int64)
+        prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.chooses_token], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
         if len(decoded):
@@ -197,7 +204,10 @@ class Engine:
         if records:
             step = StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded], self._mode_number, bool(chunks), caught_up)
             self._readback.put(step, records)
-        return self._collect(keep=1 if len(decoded) and not self.attention.needs_host_lengths else 0)
+        completions += self._collect(keep=1 if len(decoded) and not self.attention.needs_host_lengths else 0)
+        if perf_counter() - self.outlook.made_s > OUTLOOK_INTERVAL_S:
+            self.outlook = self._make_outlook()
+        return completions
 
     @property
     def waited_s(self) -> float:
@@ -256,11 +266,14 @@ class Engine:
 
     def summary(self) -> dict[str, Any]:
         """Counts of the whole run, which of its stages ran as graphs, and the books of the page pool."""
+        ran = self._num_iterations_of
         runners = [runner for mode in self._modes for runner in mode.runners]
         num_graph_runs = sum(runner.num_graph_runs for runner in runners)
         num_runs = num_graph_runs + sum(runner.num_eager_runs for runner in runners)
         return {
             **vars(self.counts),
+            "num_preemptions": self._scheduler.num_preemptions,
+            "mean_running_requests": float(np.average(np.arange(len(ran)), weights=ran)) if ran.any() else None,
             "num_pages": self._pool.num_pages,
             "num_free_pages": self._pool.num_free,
             "page_size": self._pool.page_size,
@@ -268,7 +281,7 @@ class Engine:
             "graph_sizes": list(runners[0].captured_sizes),
             "graph_hit_rate": num_graph_runs / num_runs if num_runs else None,
             "stages": {runner.stage.name: {"graph_runs": runner.num_graph_runs, "eager_runs": runner.num_eager_runs} for runner in runners},
-            "iterations_by_requests": {str(size): int(count) for size, count in enumerate(self._num_iterations_of) if count},
+            "iterations_by_requests": {str(size): int(count) for size, count in enumerate(ran) if count},
             **({"speculation": describe_modes(self._modes, self.policy)} if len(self._modes) > 1 else {}),
         }
 
@@ -279,15 +292,41 @@ class Engine:
             self._state.owned_slots(sequence, self._pool)
         assert not self._state.slot_table[self._state.dummy_row].any(), "the dummy row owns a slot"
 
+    def _make_room(self) -> list[Completion]:
+        """Pages for all that the next iteration may write. When they run out, what is in flight is read first, then the youngest goes."""
+        completions: list[Completion] = []
+        growths = self._scheduler.grow(*self._outgrown())
+        if growths is None:
+            completions = self._collect(keep=0)  # rows that have ended give pages back, and all outputs are known to their ends
+            while (growths := self._scheduler.grow(*self._outgrown())) is None:
+                self._preempt(self._scheduler.youngest())
+        if growths:
+            write_growths(self._state, growths, self.settings.page_size)
+        return completions
+
+    def _outgrown(self) -> tuple[list[Sequence], list[int]]:
+        """Sequences whose pages may not be enough for the next iteration, the oldest first, and the tokens that it may come to."""
+        rows = self._rows_to_decode()
+        known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * self.settings.run_width
+        most = np.minimum(known, self._prompt_lens[rows] + self._caps[rows]) + self.settings.lookahead
+        is_short = most > self._scheduler.capacity[rows]
+        return [self._sequence(row) for row in rows[is_short]], most[is_short].tolist()
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Take a sequence's row away. Nothing of it is in flight but a part of its prompt: what follows on the device comes later."""
+        row = sequence.row
+        self._leave(row)
+        self._scheduler.preempt(sequence, self._outputs.take_out(row))
+
     def _schedule(self) -> list[PrefillChunk]:
         """Admit what fits and cut this step's prompt chunks."""
-        admitted = self._scheduler.admit()
+        admitted = self._scheduler.admit(self._outputs.num_tokens)
         if admitted:
             rows = np.array([sequence.row for sequence in admitted])
             for sequence in admitted:
                 self._sequences[sequence.row] = sequence
                 self._watches.begin(sequence.row, sequence.request)
-            self._outputs.reset(rows)
+                self._outputs.put_in(sequence.row, sequence.emitted)
             self._in_flight[rows] = 0
             if self._backlog is not None:
                 self._backlog.forget(rows)
@@ -304,6 +343,7 @@ class Engine:
         if started:
             self._running = np.append(self._running, started)
         self.counts.num_prefill_tokens += sum(chunk.end - chunk.start for chunk in chunks)
+        self.counts.num_recomputed_tokens += sum(chunk.end - chunk.start for chunk in chunks if chunk.sequence.was_preempted)
         return chunks
 
     def _run_prefill(self, chunks: list[PrefillChunk], hints: HostHints) -> torch.Tensor:
@@ -408,13 +448,29 @@ class Engine:
         completion = self._outputs.completion(row, sequence.request, status, stop_string, times)
         logprobs = self._logprobs.take(sequence.request, len(completion.output_ids))
         completion = completion if logprobs is None else replace(completion, logprobs=logprobs)
+        self._leave(row)
+        self._scheduler.lengths.observe(len(completion.output_ids), completion.finish_reason == "stop")
+        self._scheduler.release(sequence)
+        return completion
+
+    def _leave(self, row: int) -> None:
+        """The row is nobody's: what is in flight for it is not looked at."""
         self._owner[row] += 1
         self._sequences[row] = None
         self._watches.end(row)
         self._is_sampled[row] = self._is_filtered[row] = self._is_adjusted[row] = False
         self._running = self._running[self._running != row]
-        self._scheduler.release(sequence)
-        return completion
+
+    def _make_outlook(self) -> Outlook:
+        return Outlook(
+            num_requests=self._num_added,
+            num_iterations=self.counts.num_iterations,
+            num_row_steps=self.counts.num_row_steps,
+            num_prefill_tokens=self.counts.num_prefill_tokens,
+            num_output_tokens=self.counts.num_output_tokens,
+            forecast=self._scheduler.forecast(self._outputs.num_tokens),
+            made_s=perf_counter(),
+        )
 
     def _sequence(self, row: int) -> Sequence:
         sequence = self._sequences[row]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from eaglecli.engine.request import SamplingParams
-from eaglecli.engine.scheduler import Sequence
+from eaglecli.engine.sequence import Sequence
 from eaglecli.engine.settings import EngineSettings
 from eaglecli.engine.staging import to_device
 from eaglecli.kernels.adjust_logits import AdjustmentTensors
@@ -67,7 +67,17 @@ def write_adjustments(tables: AdjustmentTensors, admitted: Rows[Sequence]) -> No
     tables.bias[asking_rows] = 0
     prompts = [sequence.row * vocab_size + sequence.request.prompt_ids.astype(np.int64) for sequence in asking]
     tables.counts.view(-1)[to_device(np.concatenate(prompts), device)] = 1
+    resumed = [sequence for sequence in asking if sequence.is_resumed]
+    if resumed:
+        places, values = (np.concatenate(parts) for parts in zip(*(_counts_of_output(s, vocab_size) for s in resumed), strict=True))
+        tables.counts.view(-1)[to_device(places, device)] = to_device(values, device).int()
     biased = [(sequence.row * vocab_size + token, bias) for sequence in asking for token, bias in sequence.request.sampling.logit_bias]
     if biased:
-        places, values = zip(*biased, strict=True)
-        tables.bias.view(-1)[to_device(np.array(places, np.int64), device)] = to_device(np.array(values, np.float32), device)
+        where, biases = zip(*biased, strict=True)
+        tables.bias.view(-1)[to_device(np.array(where, np.int64), device)] = to_device(np.array(biases, np.float32), device)
+
+
+def _counts_of_output(sequence: Sequence, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """int64 places in the table and counts of the tokens that a sequence put out before it lost its row; each place once."""
+    token_ids, num_times = np.unique(sequence.emitted.token_ids, return_counts=True)
+    return sequence.row * vocab_size + token_ids.astype(np.int64), 2 * num_times + np.isin(token_ids, sequence.request.prompt_ids)

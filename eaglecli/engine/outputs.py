@@ -3,6 +3,7 @@
 import numpy as np
 
 from eaglecli.engine.request import Completion, FinishReason, Request
+from eaglecli.engine.sequence import EmittedOutput
 from eaglecli.kernels.commit_run import Status
 
 
@@ -17,10 +18,17 @@ class OutputBuffers:
         self._num_cut = np.zeros(num_rows, np.int64)
         self._num_proposed = np.zeros(num_rows, np.int64)
 
-    def reset(self, rows: np.ndarray) -> None:
-        """Forget what the rows held."""
-        for counts in (self.num_tokens, self._num_steps, self._num_cut, self._num_proposed):
-            counts[rows] = 0
+    def take_out(self, row: int) -> EmittedOutput:
+        """A copy of what a row holds, to go on from in another row."""
+        accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
+        return EmittedOutput(self.tokens(row).copy(), accept_counts, int(self._num_cut[row]), int(self._num_proposed[row]))
+
+    def put_in(self, row: int, emitted: EmittedOutput) -> None:
+        """Let a row go on from an output."""
+        self.num_tokens[row], self._num_steps[row] = len(emitted.token_ids), len(emitted.accept_counts)
+        self._num_cut[row], self._num_proposed[row] = emitted.num_cut_tokens, emitted.num_proposed_drafts
+        self._tokens[row, : self.num_tokens[row]] = emitted.token_ids
+        self._accept_counts[row, : self._num_steps[row]] = emitted.accept_counts
 
     def add(self, rows: np.ndarray, record: np.ndarray, num_proposed: int | None) -> None:
         """Append the runs of distinct `rows`; record int32 [B, W + 3], see `commit_run.RunOutputs`.
@@ -51,8 +59,8 @@ class OutputBuffers:
     def completion(self, row: int, request: Request, status: Status, stop_string: str | None, times: dict[str, float]) -> Completion:
         """What the row holds, as the answer to `request`. With `stop_string` that ended it, whatever the status."""
         status = status if stop_string is None else Status.STOP
-        output_ids = self.tokens(row).copy()
-        accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
+        emitted = self.take_out(row)
+        output_ids, accept_counts = emitted.token_ids, emitted.accept_counts
         reasons: dict[Status, FinishReason] = {Status.STOP: "stop", Status.LENGTH: "length", Status.NUMERIC: "error"}
         return Completion(
             request=request,
@@ -63,8 +71,8 @@ class OutputBuffers:
             error=f"the target's logits are not finite after {len(output_ids)} tokens" if status is Status.NUMERIC else None,
             num_verify_steps=len(accept_counts),
             num_accepted_drafts=int(accept_counts.sum()),
-            num_proposed_drafts=int(self._num_proposed[row]),
-            num_cut_tokens=int(self._num_cut[row]),
+            num_proposed_drafts=emitted.num_proposed_drafts,
+            num_cut_tokens=emitted.num_cut_tokens,
             accept_counts=accept_counts,
             **times,
         )

@@ -1,7 +1,8 @@
 """Stage prefill: prompt chunks through the target, then through the draft, shifted by one token.
 
 At the end of a chunk that is not the prompt's last, the draft sees the prompt's next token; at the end of the prompt it
-sees the token the target has just chosen (row B19 of the known failures).
+sees the token the target has just chosen (row B19 of the known failures). A preempted sequence that begins again has a prompt
+of all it knows but its last token: that one is not chosen, it is the next token of the last.
 """
 
 from dataclasses import dataclass
@@ -10,8 +11,8 @@ import numpy as np
 import torch
 
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
-from eaglecli.engine.row_state import Batch, HostHints, RowState
-from eaglecli.engine.scheduler import PrefillChunk
+from eaglecli.engine.row_state import Batch, HostHints, RowState, write_resumed
+from eaglecli.engine.sequence import PrefillChunk
 from eaglecli.engine.staging import to_device
 from eaglecli.engine.token_choice import adjusted_logits, count_output, record_logprobs
 from eaglecli.kernels.attention_inputs import AttentionInputs
@@ -24,11 +25,11 @@ Drafter = EagleDrafter | RootOnlyDrafter
 
 @dataclass(frozen=True, eq=False)
 class PrefillBatch:
-    """Packed chunks: T tokens of B rows. `ends_prompt` names those whose prompt ends here."""
+    """Packed chunks: T tokens of B rows. `ends_prompt` names those whose prompt ends here and whose first token is chosen."""
 
     rows: torch.Tensor  # int32 [B]
     input_ids: torch.Tensor  # int64 [T]
-    next_ids: torch.Tensor  # int64 [T] the prompt's next token; 0 after its last
+    next_ids: torch.Tensor  # int64 [T] the next token that is known; 0 after the last
     attention: AttentionInputs
     last_index: torch.Tensor  # int64 [B] packed index of each chunk's last token
     ends_prompt: torch.Tensor  # int64 [E] which of the B chunks end their prompt
@@ -37,9 +38,9 @@ class PrefillBatch:
 
 def pack_chunks(chunks: list[PrefillChunk], state: RowState) -> PrefillBatch:
     """Build the packed inputs on the host and copy them in one go."""
-    prompts = [chunk.sequence.request.prompt_ids for chunk in chunks]
+    prompts = [chunk.sequence.known_ids for chunk in chunks]
     sizes = np.array([chunk.end - chunk.start for chunk in chunks])
-    ends = np.array([i for i, chunk in enumerate(chunks) if chunk.is_last], np.int64)
+    ends = np.array([i for i, chunk in enumerate(chunks) if chunk.chooses_token], np.int64)
     ids = np.concatenate([prompt[chunk.start : chunk.end] for chunk, prompt in zip(chunks, prompts, strict=True)])
     following = np.concatenate(
         [np.append(prompt, 0)[chunk.start + 1 : chunk.end + 1] for chunk, prompt in zip(chunks, prompts, strict=True)]
@@ -103,6 +104,9 @@ class PrefillStage:
         last = packed.last_index[packed.ends_prompt]
         record = self._choose_first(finishing, output.hidden[last], packed.prompt_lens)
         next_ids = packed.next_ids.index_copy(0, last, self._state.verified_id[finishing.rows])
+        resumed = [chunk.sequence for chunk in chunks if chunk.is_last and chunk.sequence.is_resumed]
+        if resumed:
+            write_resumed(self._state, resumed)
         everyone = Batch(packed.rows, hints)
         self._drafter.extend_prompt(everyone, packed.attention, next_ids, output.features, packed.last_index)
         return record

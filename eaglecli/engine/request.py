@@ -63,6 +63,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     sample: int = 0  # number of this copy when one prompt is sampled several times
     make_stop_watch: Callable[[], StopWatch] | None = None  # asked once each time the request is given a row
+    num_follow_ups: int = 0  # requests that can only be made after this one: more work than its own hangs on it
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,8 @@ import torch
 
 from eaglecli.engine.logit_adjustments import write_adjustments
 from eaglecli.engine.pages import PagePool
-from eaglecli.engine.scheduler import Sequence
+from eaglecli.engine.scheduler import Growth
+from eaglecli.engine.sequence import Sequence
 from eaglecli.engine.settings import PLAIN, EngineSettings
 from eaglecli.engine.staging import to_device
 from eaglecli.kernels.adjust_logits import AdjustmentTensors
@@ -186,3 +187,23 @@ def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) ->
         write_adjustments(state.adjustments, admitted)
     if state.wants_logprobs is not None:
         state.wants_logprobs[rows] = to_device(np.array([s.request.sampling.logprobs is not None for s in admitted]), device)
+
+
+def write_growths(state: RowState, growths: Rows[Growth], page_size: int) -> None:
+    """Put pages that rows got behind those that they had, one copy for all. Whatever is in flight looks at no column so far out."""
+    slots = [slots_of(growth.pages, page_size) for growth in growths]
+    starts = [growth.num_before * page_size for growth in growths]
+    columns = [np.arange(start, start + len(row_slots)) for start, row_slots in zip(starts, slots, strict=True)]
+    rows = np.repeat([growth.sequence.row for growth in growths], [len(row_slots) for row_slots in slots])
+    places = np.stack([rows, np.concatenate(columns), np.concatenate(slots)]).astype(np.int64)
+    rows_d, columns_d, slots_d = to_device(places, state.lengths.device)
+    state.slot_table[rows_d, columns_d] = slots_d.int()
+
+
+def write_resumed(state: RowState, resumed: Rows[Sequence]) -> None:
+    """Let rows go on whose known tokens but the last are in the cache, as if they had just committed the last one."""
+    known = np.array([[sequence.row, sequence.num_to_prefill, sequence.emitted.token_ids[-1]] for sequence in resumed], np.int64)
+    rows, lengths, last = to_device(known, state.lengths.device).unbind(1)
+    state.lengths[rows] = lengths.int()
+    state.verified_id[rows] = last
+    state.finished[rows] = torch.zeros_like(rows, dtype=torch.bool)

@@ -79,6 +79,18 @@ class Alternative:
 
 
 @dataclass(frozen=True)
+class SchedulingSettings:
+    """How waiting requests are ordered and admitted. Another choice than the default one only to measure its worth."""
+
+    window: int = 4096  # requests that wait in the engine at most, when it takes them from an iterator
+    max_overtaking: int = 16384  # nobody is overtaken by a request that arrived later by more than this many
+    longest_first: bool = True  # False: first come, first served
+    grows: bool = True  # False: all pages up to the cap are taken at admission
+    growth_tokens: int = 64  # a row takes pages for so many at a time, so that it seldom grows
+    pledged_share: float = 0.25  # of the output that is still to be expected: memory kept for it when a request is admitted
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """Sizes of one engine. `max_total_tokens` counts KV slots, look-ahead included; all of them are allocated at the start."""
 
@@ -94,6 +106,7 @@ class EngineSettings:
     is_deterministic: bool = False  # no bit of a text depends on batch, chunk, order, graph or draft; models must be loaded for it
     alternatives: tuple[Alternative, ...] = ()  # beside `speculation`; which of all runs is for the engine's policy to say
     max_backlog_tokens: int = 128  # tokens that a row decoded plainly and the draft can catch up with; a multiple of 64
+    scheduling: SchedulingSettings = SchedulingSettings()
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
     adjusts_logits: bool = False  # requests may ask for penalties, bias and a least length: two tables of [rows, vocabulary] more
     max_logprobs: int | None = None  # most alternatives a request may ask log-probabilities of; None: no log-probabilities at all

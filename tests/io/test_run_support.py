@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import threading
 import time
 
@@ -9,6 +10,7 @@ import pytest
 
 from eaglecli.errors import UserError
 from eaglecli.io.console import Console, visible
+from eaglecli.io.eta import Workload
 from eaglecli.io.prefetch import Prefetch
 from eaglecli.io.progress import Progress
 from eaglecli.io.run_directory import RunDirectory, check_output, default_run_directory
@@ -103,6 +105,15 @@ def test_prefetch_hands_over_all_items_and_then_the_exception():
     assert next(items) == 1
     with pytest.raises(UserError, match="broken"):
         next(items)
+
+
+def test_plain_lines_say_how_long_it_will_take_by_tokens():
+    stream = io.StringIO()
+    progress = Progress(Console(stream=stream), "plain", total=9, interval_s=0.01, look=lambda: Workload(10, 10, 0, 1000, 1e9, 0.0, 1e6))
+    while "left" not in stream.getvalue():
+        time.sleep(0.01)
+    progress.close()
+    assert re.search(r"0/9 records, [\d.]+ token/s, \d+:\d\d(:\d\d)? left", stream.getvalue())
 
 
 def test_a_bar_shows_rates_and_steps_aside_for_a_line():

@@ -1,0 +1,92 @@
+"""A request on its way through the engine: waiting, prefilling, running, perhaps preempted and begun again. No tensors."""
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from eaglecli.engine.request import Request
+
+
+@dataclass(frozen=True, eq=False)
+class EmittedOutput:
+    """What a request had been given before it lost its row."""
+
+    token_ids: np.ndarray  # int32 [n]
+    accept_counts: np.ndarray  # int16 [verify steps]
+    num_cut_tokens: int
+    num_proposed_drafts: int
+
+
+NOTHING_EMITTED = EmittedOutput(np.zeros(0, np.int32), np.zeros(0, np.int16), 0, 0)
+
+
+@dataclass(eq=False)
+class Sequence:
+    """One admitted or waiting request and how far it has come."""
+
+    request: Request
+    row: int = -1  # -1 while waiting
+    pages: list[int] = field(default_factory=list)
+    num_prefilled: int = 0
+    arrival: int = -1  # how many were queued before it
+    seniority: int = -1  # how many were admitted before it: kept when it is preempted
+    emitted: EmittedOutput = NOTHING_EMITTED  # before the last preemption
+    was_preempted: bool = False
+    added_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float = 0.0
+    first_token_s: float = 0.0
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt_ids)
+
+    @property
+    def cap(self) -> int:
+        """Tokens that the output may have."""
+        return self.request.sampling.max_new_tokens
+
+    @property
+    def limit(self) -> int:
+        """Tokens the row may ever know: prompt and output cap."""
+        return self.prompt_len + self.cap
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether it had an output before it was admitted: its last token is known and not chosen again."""
+        return len(self.emitted.token_ids) > 0
+
+    @property
+    def known_ids(self) -> np.ndarray:
+        """int32: the tokens known at its admission."""
+        return np.concatenate([self.request.prompt_ids, self.emitted.token_ids]) if self.is_resumed else self.request.prompt_ids
+
+    @property
+    def num_known(self) -> int:
+        """Tokens known at its admission."""
+        return self.prompt_len + len(self.emitted.token_ids)
+
+    @property
+    def num_to_prefill(self) -> int:
+        """Tokens whose cache entries are computed before it runs. The last token of an output has none yet: the next tree's root."""
+        return self.num_known - self.is_resumed
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Tokens start..end of what a sequence knows; `is_last` when it runs from here on."""
+
+    sequence: Sequence
+    start: int
+    end: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing is left to prefill."""
+        return self.end == self.sequence.num_to_prefill
+
+    @property
+    def chooses_token(self) -> bool:
+        """Whether the first token of the output comes out of it."""
+        return self.is_last and not self.sequence.is_resumed
