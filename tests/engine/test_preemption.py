@@ -10,7 +10,8 @@ from eaglecli.engine.engine import Engine
 from eaglecli.engine.logit_adjustments import _counts_of_output
 from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.sequence import EmittedOutput, Sequence
-from eaglecli.engine.settings import PLAIN, EngineSettings, SchedulingSettings, SpeculationSettings
+from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SchedulingSettings, SpeculationSettings
+from eaglecli.engine.speculation_policy import ScriptedPolicy
 from tests.engine.harness import (
     CONTEXT,
     LoadedPair,
@@ -153,9 +154,43 @@ def test_penalties_bias_least_lengths_and_log_probabilities_go_on_after_a_preemp
         np.testing.assert_array_equal(completion.logprobs.top_ids, expected[key].logprobs.top_ids)
 
 
+def test_modes_may_change_before_and_after_a_preemption(rand: LoadedPair, expected) -> None:
+    """A row that is plain when it loses its row, and behind for the draft, is neither when it comes back."""
+    alternatives = (Alternative(PLAIN, 64), Alternative(SpeculationSettings(2, 3, 7), 64))
+    tight = small_pool(rand, (3, 1, 4), alternatives=alternatives)
+    chooser = np.random.default_rng(0)
+    tight.policy = ScriptedPolicy(lambda num_requests: int(chooser.integers(3)))
+    found = run(tight, long_requests())
+    plain = ample_outcomes(expected, "rand", rand, None)
+    assert {key: outcome[:2] for key, outcome in outcomes(found).items()} == {key: outcome[:2] for key, outcome in plain.items()}
+    assert tight.summary()["num_preemptions"] >= 2
+    for completion in found.values():
+        assert completion.num_verify_steps == len(completion.accept_counts)
+        assert completion.num_proposed_drafts >= completion.num_accepted_drafts
+
+
+class EndsAfter:
+    """A watch that ends an output behind its nth token, however it comes."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def look(self, output_ids: np.ndarray) -> tuple[int, str] | None:
+        return (self.num_tokens, "stop") if len(output_ids) >= self.num_tokens else None
+
+
+def test_stop_strings_end_a_preempted_output_where_they_would_have(rand: LoadedPair, expected) -> None:
+    full = ample_outcomes(expected, "rand", rand, None)
+    requests = [replace(request, make_stop_watch=lambda key=request.key: EndsAfter(24 + key)) for request in long_requests()]
+    tight = small_pool(rand, (3, 1, 4))
+    found = run(tight, requests)
+    assert {key: completion.output_ids.tolist() for key, completion in found.items()} == {key: full[key][0][: 24 + key] for key in full}
+    assert tight.summary()["num_preemptions"] >= 1
+
+
 def test_counts_of_an_output_hold_how_often_a_token_came_and_whether_the_prompt_has_it() -> None:
     sequence = Sequence(Request(0, np.array([1, 2, 2], np.int32)), row=2)
-    sequence.emitted = EmittedOutput(np.array([3, 2, 3, 3], np.int32), np.zeros(3, np.int16), 0)
+    sequence.emitted = EmittedOutput(np.array([3, 2, 3, 3], np.int32), np.zeros(3, np.int16), 0, 0)
     places, values = _counts_of_output(sequence, 10)
     assert (places.tolist(), values.tolist()) == ([22, 23], [3, 6])
 
