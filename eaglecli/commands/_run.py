@@ -203,10 +203,11 @@ class Run:
         """Where the run stands; called from the thread of the progress lines."""
         if self.opened is None or self.source is None:
             return Workload()
-        num_records, num_seen = self._num_records(), self.source.num_read
-        if num_records is None:
+        scan, num_seen = self.report.scan, self.source.num_read
+        if not scan.is_complete:
             return workload_of(self.opened.engine.outlook, None)
-        return workload_of(self.opened.engine.outlook, max(0, num_records - self.kept.num_answers - self.kept.num_errors - num_seen))
+        num_results = scan.num_results(self.report.settings.num_samples)
+        return workload_of(self.opened.engine.outlook, max(0, num_results - self.kept.num_answers - self.kept.num_errors - num_seen))
 
     def _exit_code(self) -> ExitCode:
         if not self.report.num_done:

@@ -5,7 +5,7 @@ from eaglecli.io.eta import Workload
 
 
 def workload_of(outlook: Outlook, num_unread: int | None) -> Workload:
-    """`num_unread`: records that the engine knows nothing of, each taken for a mean one of those it knows; None: nobody knows how many."""
+    """`num_unread`: requests that the engine knows nothing of, each taken for a mean one of those it knows; None: nobody knows how many."""
     forecast, remaining, num_prompt_tokens, num_row_steps = outlook.forecast, None, 0.0, 0.0
     if num_unread is not None and outlook.num_requests:
         share = num_unread / outlook.num_requests

@@ -426,15 +426,16 @@ class Engine:
             self.counts.num_wasted_row_steps += int((~current).sum())
         rows, record = rows[current], record[current]
         self._in_flight[rows] -= 1
+        num_before = int(self._outputs.num_tokens[rows].sum())
         self._outputs.add(rows, record, num_proposed)
         if self._logprobs.any_wanted:
             self._logprobs.add(rows, logprobs[current], emitted_of(record))
-        self.counts.num_output_tokens += int(emitted_of(record).sum())
         if num_proposed is None:
             now = perf_counter()
             for row in rows:
                 self._sequence(row).first_token_s = now
         stop_strings = self._watches.cut(rows, status_of(record), self._outputs)
+        self.counts.num_output_tokens += int(self._outputs.num_tokens[rows].sum()) - num_before
         ends = sorted({*ended(record).tolist(), *stop_strings})
         return [self._finish(int(rows[i]), Status(status_of(record)[i]), stop_strings.get(i)) for i in ends]
 

@@ -12,8 +12,9 @@ import pytest
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.engine.request import Completion
 from eaglecli.errors import ExitCode
+from eaglecli.io.progress import Progress
 from eaglecli.io.tokenizer import PromptTokenizer
-from tests.commands.program import Program, ScriptedModels, answered, lines, scripted_run, write_records
+from tests.commands.program import Program, ScriptedEngine, ScriptedModels, answered, lines, scripted_run, write_records
 from tests.fixtures import write_cycle, write_rand
 
 NUM_SAMPLES = 3
@@ -228,6 +229,28 @@ def test_samples_at_temperature_0_are_alike_and_the_run_says_so(cycle, tmp_path)
     assert "all alike at temperature 0" in done.stderr
     assert [line["text"] for line in program.lines()][0] == [line["text"] for line in program.lines()][1]
     assert len(program.lines()) == 2
+
+
+def test_progress_and_time_left_are_of_answers(cycle, tmp_path, monkeypatch):
+    """Two of the first record, four of the second (the run's number), one line for the bad one; what is read and kept is not left."""
+    totals, unread = [], []
+
+    class Watched(Progress):
+        def __init__(self, console, mode, total, *more, look, **named):
+            totals.append((total, named["counted"]))
+            self.look = look
+            super().__init__(console, "none", total, *more, look=look, **named)
+
+        def record_done(self, *more):
+            self.look()
+
+    monkeypatch.setattr("eaglecli.commands._run.Progress", Watched)
+    monkeypatch.setattr("eaglecli.commands._run.workload_of", lambda outlook, num_unread: unread.append(num_unread))
+    monkeypatch.setattr(ScriptedEngine, "outlook", None, raising=False)
+    write_records(tmp_path / "input.jsonl", [{"prompt": "a", "n": 2}, {"prompt": "b"}, {"prompt": ""}])
+    scripted_run(tmp_path, ScriptedModels(cycle.target_dir, answered), num_samples=4, max_new_tokens=4)
+    assert totals == [(7, "answer")]
+    assert unread == [6, 5, 4, 3, 2, 1, 0]
 
 
 def test_a_dry_run_counts_a_prompt_once(cycle, tmp_path, monkeypatch):

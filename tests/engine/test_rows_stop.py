@@ -4,16 +4,19 @@ Tokens of the letters target are the bytes of its text, so the text of any outpu
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from eaglecli.engine.attention_backend import TORCH
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion, Request, SamplingParams
+from eaglecli.engine.settings import PLAIN, EngineSettings, SchedulingSettings, SpeculationSettings
 from eaglecli.io.stop_strings import watch_maker
-from tests.engine.harness import LoadedPair, load_pair, make_engine, mixed_requests, random_prompt, run, texts
+from tests.engine.harness import CONTEXT, LoadedPair, Triple, load_pair, make_engine, mixed_requests, random_prompt, run, texts
 from tests.fixtures import text_cycle, write_cycle
 
 LETTERS = b"abcdefghijklmnopqrstuvwxyz"
@@ -29,6 +32,14 @@ class ByteTokens:
         return bytes([token_id]) if token_id < 256 else b""
 
 
+def engine_ahead(pair: LoadedPair, triple: Triple | None, **settings: object) -> Engine:
+    """With an iteration in flight when a record is read, as on a GPU: rows that the host ends are on the device still."""
+    options = {"context_length": CONTEXT, "max_total_tokens": 32768, **settings}
+    speculation = SpeculationSettings(*triple) if triple else PLAIN
+    draft = pair.draft.model if triple else None
+    return Engine(pair.target.model, draft, EngineSettings(speculation=speculation, **options), replace(TORCH, needs_host_lengths=False))
+
+
 @pytest.fixture(scope="module")
 def letters(tmp_path_factory: pytest.TempPathFactory) -> LoadedPair:
     return load_pair(write_cycle(tmp_path_factory.mktemp("letters"), [text_cycle(LETTERS.decode())]))
@@ -37,7 +48,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> LoadedPair:
 @pytest.fixture(scope="module")
 def engines(letters: LoadedPair) -> Engines:
     """One for each triple, used again and again: rows and pages are always those of requests that ended somehow."""
-    return {triple: make_engine(letters.target, letters.draft, triple, max_running_requests=4, page_size=4) for triple in TRIPLES}
+    return {triple: engine_ahead(letters, triple, max_running_requests=4, page_size=4) for triple in TRIPLES}
 
 
 def after(byte: int, count: int) -> bytes:
@@ -111,18 +122,19 @@ def test_stop_strings_of_many_bytes_end_where_the_last_byte_is(tmp_path, triple:
     pair = load_pair(write_cycle(tmp_path, [text_cycle(text)]))
     data, sign = text.encode(), "€".encode()
     requests = [asked(start, data[start - 1 : start], ["\u0082", "€"], cap=30) for start in range(1, len(data))]
-    for start, completion in run(make_engine(pair.target, pair.draft, triple), requests).items():
+    for start, completion in run(engine_ahead(pair, triple), requests).items():
         said = data[start:] + data + data
         assert ending(completion) == (said[: said.index(sign) + len(sign)], "stop", "€")
 
 
-def test_what_was_cut_is_counted_and_the_row_runs_once_more_at_most(letters: LoadedPair) -> None:
+def test_what_was_cut_is_counted_and_the_row_runs_once_more(letters: LoadedPair) -> None:
     """B39, B63: a step of six tokens, of which two are kept; the steps behind it are not the answer's."""
-    engine = make_engine(letters.target, letters.draft, (5, 1, 6))
+    engine = engine_ahead(letters, (5, 1, 6))
     (completion,) = run(engine, [asked(0, b"z", ["c"])]).values()
     assert (len(completion.output_ids), completion.num_verify_steps, completion.num_accepted_drafts) == (3, 1, 5)
     assert completion.num_cut_tokens == 4
-    assert engine.counts.num_wasted_row_steps <= 1
+    assert engine.counts.num_iterations == 2
+    assert engine.counts.num_output_tokens == 3
 
 
 def test_a_stop_id_hides_its_own_text_and_the_first_end_counts(engines: Engines) -> None:
@@ -162,12 +174,27 @@ def test_stop_strings_among_sampled_rows_leave_the_others_alone(twin: LoadedPair
         Request(r.key, r.prompt_ids, r.sampling, r.sample, watch_maker(strings, ByteTokens) if r.key % 2 else None)
         for r in mixed_requests(24, seed=4, max_prompt=40)
     ]
-    found = run(make_engine(twin.target, twin.draft, triple, max_running_requests=2, chunked_prefill_size=16), requests)
+    engine = engine_ahead(twin, triple, max_running_requests=2, chunked_prefill_size=16)
+    found = run(engine, requests)
+    assert engine.counts.num_wasted_row_steps > 0
     plain = run(make_engine(twin.target, None), requests)
     assert texts(found) == texts(plain)
     ended = [completion for completion in plain.values() if completion.stop_string is not None]
     assert len(ended) >= 4
     assert all(bytes(c.output_ids[-1:].tolist()).decode() == c.stop_string for c in ended)
+
+
+@pytest.mark.parametrize("triple", [None, (3, 1, 4)], ids=str)
+def test_stop_strings_end_a_preempted_output_where_they_would_have(rand: LoadedPair, triple: Triple | None) -> None:
+    """A request that lost its row and goes on in another one is read from its first token: the string may span the gap."""
+    requests = [replace(r, sampling=replace(r.sampling, max_new_tokens=36)) for r in mixed_requests(4, seed=3)]
+    free = run(make_engine(rand.target, None), requests)
+    spans = {key: [token for token in completion.output_ids[8:36].tolist() if token < 128] for key, completion in free.items()}
+    watched = [replace(r, make_stop_watch=watch_maker([bytes(spans[r.key][:12]).decode()], ByteTokens)) for r in requests]
+    expected = run(make_engine(rand.target, None), watched)
+    tight = engine_ahead(rand, triple, page_size=4, max_total_tokens=108, scheduling=SchedulingSettings(pledged_share=0.0, growth_tokens=4))
+    assert texts(run(tight, watched)) == texts(expected)
+    assert tight.summary()["num_preemptions"] >= 1
 
 
 # ---- B41: caps and sets of ids ---------------------------------------------------------------------------------------
