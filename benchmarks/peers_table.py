@@ -25,6 +25,7 @@ from eaglecli.commands._bench_prompts import read_prompts
 from eaglecli.commands._bench_run import Pass, in_simulated_step, run_pass, warm_up
 from eaglecli.commands._bench_settings import BenchOptions, with_bench_defaults
 from eaglecli.commands._open_engine import find_device
+from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import GenerateSettings, resolve_settings
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Request
@@ -107,7 +108,7 @@ def measure_mode(
 ) -> list[Row]:
     """All batch sizes of one mode, in one engine."""
     mode, started = MODES[name], time.perf_counter()
-    opened = open_bench_engine(models, settings, mode.speculation, batches, requests, mode.accept_length)
+    opened = open_bench_engine(models, settings, SpeculationPlan(mode.speculation), batches, requests, mode.accept_length)
     print(f"{name}: engine and graphs in {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
     rows = []
     for batch in batches:

@@ -788,6 +788,15 @@ def bench(
     assert_speedup: Annotated[
         float | None, _option(CHECKS, "Exit code 7 below this ratio to --baseline.", "--assert-speedup", metavar="X")
     ] = None,
+    assert_adaptive_ratio: Annotated[
+        float | None,
+        _option(
+            CHECKS,
+            "Exit code 7 where what chooses triples is below this ratio to the best of the others.",
+            "--assert-adaptive-ratio",
+            metavar="X",
+        ),
+    ] = None,
     output: Annotated[
         str | None,
         _option(OUTPUT, "Directory of the results.", "-o", "--output", metavar="DIR", default="runs/bench-<target>-<data>-<time>"),
@@ -811,6 +820,15 @@ def bench(
     speculative_eagle_topk: SpeculativeEagleTopkOption = None,
     speculative_num_draft_tokens: SpeculativeNumDraftTokensOption = None,
     num_speculative_tokens: NumSpeculativeTokensOption = None,
+    speculative_adaptive: Annotated[
+        bool,
+        _option(
+            SPECULATION,
+            "Also measure an engine that chooses among triples and none while running, beside the others.",
+            "--speculative-adaptive",
+        ),
+    ] = False,
+    speculative_adaptive_config: SpeculativeAdaptiveConfigOption = None,
     speculative_token_map: SpeculativeTokenMapOption = None,
     draft_config_overrides: DraftConfigOverridesOption = None,
     dtype: DtypeOption = "auto",

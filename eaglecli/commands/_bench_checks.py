@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from eaglecli.commands._bench_settings import BenchOptions
+from eaglecli.commands._bench_settings import CHOOSING_MODES, BenchOptions
 from eaglecli.io.bench_splits import compare_buckets
 from eaglecli.io.bench_statistics import ratio_interval
 from eaglecli.io.console import Console
@@ -54,17 +54,23 @@ def check_assertions(found: Sequence[dict[str, Any]], options: BenchOptions, con
     """Every --assert-* against every configuration that it is about."""
     wanted = (
         ("--assert-throughput", options.assert_throughput, lambda item: item["output_throughput"]),
-        ("--assert-accept-length", options.assert_accept_length, lambda item: (item["accept"] or {}).get("accept_length")),
+        ("--assert-accept-length", options.assert_accept_length, _accept_length),
         ("--assert-speedup", options.assert_speedup, lambda item: (item.get("speedup") or {}).get("ratio")),
+        ("--assert-adaptive-ratio", options.assert_adaptive_ratio, lambda item: (item.get("ratio_to_best_fixed") or {}).get("ratio")),
     )
     checks = []
     for name, least, find in wanted:
         for item in found if least is not None else ():
             value = find(item)
             if value is None:
-                continue  # plain decoding has no accept length and no speed-up
+                continue  # plain decoding has no accept length and no speed-up, a triple no ratio to the best one
             holds = value >= least
             checks.append({"check": name, "label": item["label"], "value": value, "at_least": least, "holds": holds})
             if not holds:
                 console.error(f"{name} {least:g} does not hold for {item['label']}: {value:.3f}")
     return checks
+
+
+def _accept_length(item: dict[str, Any]) -> float | None:
+    """Of a triple: where steps of several are mixed, plain ones among them, it says nothing about the draft."""
+    return None if item["mode"] in CHOOSING_MODES else (item["accept"] or {}).get("accept_length")

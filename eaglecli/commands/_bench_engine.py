@@ -1,4 +1,4 @@
-"""Models loaded once, and for every triple an engine large enough for all its batch sizes."""
+"""Models loaded once, and for every triple, or plan of several, an engine large enough for all its batch sizes."""
 
 import gc
 import time
@@ -10,6 +10,7 @@ import torch
 from eaglecli.commands._bench_settings import for_triple
 from eaglecli.commands._graphs import capture_graphs, choose_backend, describe_graphs, wanted_graph_sizes, why_no_graphs
 from eaglecli.commands._open_engine import MAX_STOP_IDS, FoundModels, cache_bytes, choose_kernels, find_models, has_draft, run_dtype
+from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import GenerateSettings
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
@@ -82,35 +83,36 @@ def load_bench_models(models: FoundModels, fit: DraftFit | None, settings: Gener
 def open_bench_engine(
     models: BenchModels,
     settings: GenerateSettings,
-    speculation: SpeculationSettings,
+    plan: SpeculationPlan,
     batch_sizes: Sequence[int],
     requests: Sequence[Request],
     simulated_accept_length: float | None = None,
 ) -> BenchEngine:
     """An engine for up to the largest batch of the longest of `requests`, able to do what they ask for, captured. Raises UserError."""
     started = time.perf_counter()
-    settings = for_triple(settings, speculation, max(batch_sizes))
+    settings = for_triple(settings, plan.first, max(batch_sizes))
     backend = choose_backend(settings)
     graph_sizes = () if why_no_graphs(settings, backend) else wanted_graph_sizes(settings)
-    draft = models.draft if speculation.num_steps else None
+    draft = models.draft if plan.deepest.num_steps else None
     longest = max(len(request.prompt_ids) + request.sampling.max_new_tokens for request in requests)
     adjusts_logits = any(request.sampling.adjusts_logits for request in requests)
     table_bytes = (max(batch_sizes) + 1) * models.target.config.vocab_size * BYTES_PER_ENTRY if adjusts_logits else 0
     logprobs = [request.sampling.logprobs for request in requests if request.sampling.logprobs is not None]
     engine_settings = EngineSettings(
         context_length=models.context_length,
-        max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, speculation, longest, table_bytes),
+        max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, plan, longest, table_bytes),
         max_running_requests=max(batch_sizes),
         page_size=settings.page_size,
         chunked_prefill_size=settings.chunked_prefill_size,
         max_stop_ids=MAX_STOP_IDS,
-        speculation=speculation,
+        speculation=plan.first,
+        alternatives=plan.alternatives,
         graph_sizes=graph_sizes,
         pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
         adjusts_logits=adjusts_logits,
         is_deterministic=settings.enable_deterministic_inference,
         max_logprobs=max(logprobs, default=None),
-        simulated_accept_length=simulated_accept_length if speculation.num_steps else None,
+        simulated_accept_length=simulated_accept_length if plan.deepest.num_steps else None,
     )
     engine = Engine(models.target.model, draft.model if draft else None, engine_settings, backend)
     graphs = "no graphs"
@@ -139,13 +141,13 @@ def _cache_tokens(
     models: BenchModels,
     draft: LoadedDraft | None,
     settings: GenerateSettings,
-    speculation: SpeculationSettings,
+    plan: SpeculationPlan,
     longest: int,
     table_bytes: int,
 ) -> int:
     """Slots for a full batch of the longest request, beside tables that take `table_bytes`. Raises UserError when not even one has room."""
     page = settings.page_size
-    row = -(-(longest + speculation.lookahead) // page) * page
+    row = -(-(longest + plan.lookahead) // page) * page
     parts = [(models.target.config.num_layers, models.target.config.num_kv_heads, models.target.config.head_dim)]
     parts += [] if draft is None else [(draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim)]
     bytes_per_token = sum(2 * layers * heads * size for layers, heads, size in parts) * models.dtype.itemsize

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from eaglecli.commands._bench_adaptive import begin_policy, describe_choices
 from eaglecli.commands._bench_engine import BenchEngine, BenchModels, synchronize
 from eaglecli.commands._bench_prompts import BenchData
 from eaglecli.commands._bench_run import Pass, WarmUp, in_simulated_step, run_pass, warm_up
 from eaglecli.commands._bench_settings import BenchConfiguration, BenchOptions
-from eaglecli.commands._bench_stages import DECODE_STAGES, StageTimes, time_stages
+from eaglecli.commands._bench_stages import DECODE_STAGES, StageTimes, stage_of, time_stages
 from eaglecli.io.bench_splits import AnsweredRecord, context_edges, split_accept_lengths, split_by_context
 from eaglecli.io.bench_statistics import median, percentiles, pooled_ratio_interval, spread
 
@@ -31,22 +32,29 @@ class Measurement:
 def measure(
     bench: BenchEngine, models: BenchModels, data: BenchData, configuration: BenchConfiguration, options: BenchOptions
 ) -> Measurement:
-    """Warm up, time `options.repeat` passes over all the data, then clock the stages of one wave."""
+    """Warm up, time `options.repeat` passes over all the data, then clock the stages of one wave.
+
+    An engine that chooses between triples begins with what it measures before anything runs, and learns all the while.
+    """
     engine, batch_size = bench.engine, configuration.batch_size
     is_cuda = models.device.type == "cuda"
-    simulated = options.simulate_acc_len if configuration.speculation.num_steps else None
+    simulated = options.simulate_acc_len if configuration.has_drafts else None
     requests = data.requests if simulated is None else in_simulated_step(data.requests, simulated)
     if is_cuda:
         torch.cuda.reset_peak_memory_stats(models.device)
+    started_policy = begin_policy(engine, configuration.plan, batch_size)
     warmth = warm_up(engine, requests, batch_size, 0 if options.skip_warmup else options.num_warmups)
     synchronize(models.device)
-    runs_before = _stage_runs(engine.summary())
+    before = engine.summary()
     passes = [run_pass(engine, requests, batch_size, data.end_token_ids) for _ in range(options.repeat)]
-    hit_rate = _hit_rate(runs_before, _stage_runs(engine.summary()))
+    after = engine.summary()
     stages = time_stages(engine, requests, batch_size, models.device, passes[-1])
     peak = torch.cuda.max_memory_allocated(models.device) if is_cuda else None
     document = _describe(bench, models, data, configuration, simulated, passes, warmth, stages)
-    document |= {"graph_hit_rate": hit_rate, "peak_memory_bytes": peak}
+    document |= {"graph_hit_rate": _hit_rate(_stage_runs(before), _stage_runs(after)), "peak_memory_bytes": peak}
+    document["timing"]["capture_s"] += started_policy.get("start_costs_s", 0.0)
+    if "speculation" in after:
+        document["speculation"] = started_policy | describe_choices(before["speculation"], after["speculation"])
     return Measurement(configuration, document, passes[-1])
 
 
@@ -60,7 +68,7 @@ def _describe(
     warmth: WarmUp,
     stages: StageTimes,
 ) -> dict[str, Any]:
-    triple, last = configuration.speculation, passes[-1]
+    triple, last = configuration.fixed, passes[-1]
     repeats = [_rates(done) for done in passes]
     rates = {name: median([repeat[name] for repeat in repeats]) for name in (*RATES, "total_latency")}
     window = last.steady_window(configuration.batch_size)
@@ -69,9 +77,9 @@ def _describe(
         "label": configuration.label,
         "mode": configuration.mode,
         "batch_size": configuration.batch_size,
-        "speculative_num_steps": triple.num_steps,
-        "speculative_eagle_topk": triple.topk,
-        "speculative_num_draft_tokens": triple.num_draft_tokens,
+        "speculative_num_steps": triple and triple.num_steps,
+        "speculative_eagle_topk": triple and triple.topk,
+        "speculative_num_draft_tokens": triple and triple.num_draft_tokens,
         "simulated_accept_length": simulated,
         **_counts(last),
         **rates,
@@ -90,7 +98,7 @@ def _describe(
         "tpot_s": percentiles(
             [(done.e2e_s - done.ttft_s) / (len(done.output_ids) - 1) for done in last.completions if len(done.output_ids) > 1]
         ),
-        "accept": _accept(last, data) if triple.num_steps else None,
+        "accept": _accept(last, data) if configuration.has_drafts else None,
         "by_context": split_by_context(answered_records(last, data), _edges(models, data)),
         "timing": {
             "load_s": models.load_s,
@@ -134,17 +142,20 @@ def _accept(done: Pass, data: BenchData) -> dict[str, Any]:
 
 
 def _floor(models: BenchModels, configuration: BenchConfiguration, done: Pass, step_s: np.ndarray) -> dict[str, float | None]:
-    """Floor of an iteration at the mean batch and context, and how far the median decode step is above it."""
+    """Floor of an iteration at the mean batch and context, and how far the median decode step is above it; several triples have none."""
+    step = float(np.median(step_s)) if len(step_s) else None
+    step_ms = None if step is None else step * 1e3
+    if configuration.fixed is None:
+        return {"floor_ms": None, "weight_bytes": None, "step_ms": step_ms, "ratio": None}
     contexts = [len(completion.request.prompt_ids) + len(completion.output_ids) / 2 for completion in done.completions]
     num_rows = min(configuration.batch_size, len(done.completions))
-    work = models.work(configuration.speculation)
+    work = models.work(configuration.fixed)
     accept_length = done.totals.accept_length or 1.0
     floor_s = work.floor_s(models.speed, num_rows, float(np.mean(contexts)), accept_length)
-    step = float(np.median(step_s)) if len(step_s) else None
     return {
         "floor_ms": floor_s * 1e3,
         "weight_bytes": work.weight_bytes,
-        "step_ms": None if step is None else step * 1e3,
+        "step_ms": step_ms,
         "ratio": None if step is None else step / floor_s,
     }
 
@@ -169,7 +180,7 @@ def _edges(models: BenchModels, data: BenchData) -> tuple[int, ...]:
 
 
 def _stage_runs(summary: dict[str, Any]) -> tuple[int, int]:
-    stages = [summary["stages"][name] for name in DECODE_STAGES if name in summary["stages"]]
+    stages = [stage for name, stage in summary["stages"].items() if stage_of(name) in DECODE_STAGES]
     return sum(stage["graph_runs"] for stage in stages), sum(stage["eager_runs"] for stage in stages)
 
 

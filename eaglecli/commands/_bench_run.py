@@ -89,7 +89,7 @@ class Pass:
 
 def run_pass(engine: Engine, requests: Sequence[Request], batch_size: int, end_token_ids: tuple[int, ...]) -> Pass:
     """Run all requests, at most `batch_size` at a time, the first ones all submitted at once. The engine is idle before and after."""
-    totals, log, completions = AcceptTotals(engine.settings.speculation.num_steps), StepLog(), []
+    totals, log, completions = AcceptTotals(engine.settings.run_width - 1), StepLog(), []
     waiting, num_running, statistics_s = deque(requests), 0, 0.0
     prompts_before, outputs_before = engine.counts.num_prefill_tokens, engine.counts.num_output_tokens
     iterations_before, waited_before = engine.counts.num_iterations, engine.waited_s

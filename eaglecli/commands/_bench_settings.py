@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import COMMAND_LINE, GenerateSettings, shipped_shapes
 from eaglecli.engine.settings import PLAIN, SpeculationSettings
 from eaglecli.errors import UserError
@@ -14,6 +15,7 @@ from eaglecli.models.dummy_draft import DUMMY_DRAFT
 EVALUATION_SETS = ("mt-bench", "gsm8k", "humaneval", "alpaca", "sum", "qa")
 RANDOM, SHAREGPT, CUSTOM, EVALUATION = "random", "sharegpt", "custom", "eval"
 DATASET_NAMES = (RANDOM, SHAREGPT, CUSTOM, EVALUATION, *EVALUATION_SETS)
+CHOOSING_MODES = ADAPTIVE, TABLE = ("adaptive", "table")  # names of configurations whose engine holds several triples
 Tool = Literal["sglang", "vllm"]
 _CONFIGURATION = re.compile(r"\d+,\d+,\d+,\d+")
 
@@ -23,13 +25,24 @@ class BenchConfiguration:
     """One line of the table."""
 
     batch_size: int
-    speculation: SpeculationSettings
+    plan: SpeculationPlan
+
+    @property
+    def fixed(self) -> SpeculationSettings | None:
+        """The one triple; None where the engine chooses between several."""
+        return None if self.plan.is_adaptive or self.plan.table is not None else self.plan.first
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether anything but plain decoding may run."""
+        return self.plan.deepest.num_steps > 0
 
     @property
     def mode(self) -> str:
-        """steps/topk/draft tokens, or plain."""
-        triple = self.speculation
-        return f"{triple.num_steps}/{triple.topk}/{triple.num_draft_tokens}" if triple.num_steps else "plain"
+        """steps/topk/draft tokens, plain, adaptive or table."""
+        if self.fixed is None:
+            return ADAPTIVE if self.plan.is_adaptive else TABLE
+        return str(self.fixed) if self.has_drafts else "plain"
 
     @property
     def label(self) -> str:
@@ -63,6 +76,7 @@ class BenchOptions:
     assert_throughput: float | None = None
     assert_accept_length: float | None = None
     assert_speedup: float | None = None
+    assert_adaptive_ratio: float | None = None
     profile: str | None = None
     profile_steps: int = 20
     output_json: str | None = None
@@ -151,14 +165,14 @@ def configurations(options: BenchOptions, chosen: SpeculationSettings, has_draft
     if options.config_list:
         listed = tuple(map(_parse_configuration, options.config_list))
     else:
-        listed = tuple(BenchConfiguration(size, chosen) for size in options.batch_size or (1,))
+        listed = tuple(BenchConfiguration(size, SpeculationPlan(chosen)) for size in options.batch_size or (1,))
     if options.config_list and options.batch_size:
         raise UserError("--config-list and --batch-size both name batch sizes", "leave --batch-size out")
-    if any(item.speculation.num_steps for item in listed) and not has_draft:
+    if any(item.has_drafts for item in listed) and not has_draft:
         raise UserError("a configuration with steps needs a draft", f"name one with --draft (`{DUMMY_DRAFT}`: random weights)")
-    if options.simulate_acc_len is not None and not any(item.speculation.num_steps for item in listed):
+    if options.simulate_acc_len is not None and not any(item.has_drafts for item in listed):
         raise UserError("--simulate-acc-len needs a draft to simulate", f"name one with --draft (`{DUMMY_DRAFT}`: random weights)")
-    plain = (BenchConfiguration(size, PLAIN) for size in dict.fromkeys(item.batch_size for item in listed))
+    plain = (BenchConfiguration(size, SpeculationPlan(PLAIN)) for size in dict.fromkeys(item.batch_size for item in listed))
     return tuple(dict.fromkeys((*(plain if options.baseline else ()), *listed)))
 
 
@@ -168,7 +182,7 @@ def _parse_configuration(text: str) -> BenchConfiguration:
     batch_size, steps, topk, nodes = map(int, text.split(","))
     if batch_size < 1:
         raise UserError(f"--config-list {text}: the batch size must be at least 1")
-    return BenchConfiguration(batch_size, SpeculationSettings(steps, topk, nodes) if steps else PLAIN)
+    return BenchConfiguration(batch_size, SpeculationPlan(SpeculationSettings(steps, topk, nodes) if steps else PLAIN))
 
 
 def _sizes(text: str) -> Sequence[int]:

@@ -1,6 +1,6 @@
 """Where the time of an iteration goes: a pass with clocks in the stages, and one under torch's profiler. Neither is the timed one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 from eaglecli.commands._bench_run import Pass, run_pass
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Request
-from eaglecli.engine.stage_clock import StageClock
+from eaglecli.engine.stage_clock import StageClock, StageSpans
 from eaglecli.errors import UserError
 from eaglecli.io.bench_statistics import percentiles
 
@@ -46,7 +46,7 @@ def time_stages(engine: Engine, requests: Sequence[Request], batch_size: int, de
         clocked = run_pass(engine, requests[:batch_size], batch_size, ())
     finally:
         engine.measure_stages(None)
-    spans = clock.spans()
+    spans = _by_stage(clock.spans())
     stages_ms = {name: percentiles(span.seconds * 1e3) for name, span in spans.items()}
     busy_s = sum(float(span.seconds.sum()) for span in spans.values())
     ends = np.concatenate([span.end_s for span in spans.values()]) if spans else np.zeros(1)
@@ -57,6 +57,20 @@ def time_stages(engine: Engine, requests: Sequence[Request], batch_size: int, de
         host_s, num_iterations = clocked.elapsed_s - busy_s, clocked.num_iterations
     host_ms = host_s / num_iterations * 1e3 if num_iterations else None
     return StageTimes(stages_ms, host_ms, idle_share, perf_counter() - started)
+
+
+def stage_of(name: str) -> str:
+    """What a stage does: `verify 5/1/6` is the stage `verify` of one of several triples."""
+    return name.split()[0]
+
+
+def _by_stage(spans: Mapping[str, StageSpans]) -> dict[str, StageSpans]:
+    """The spans of a stage together, whichever triple it ran for."""
+    names = {stage: [name for name in spans if stage_of(name) == stage] for stage in map(stage_of, spans)}
+    return {
+        stage: StageSpans(*(np.concatenate([getattr(spans[name], end) for name in own]) for end in ("begin_s", "end_s")))
+        for stage, own in names.items()
+    }
 
 
 def write_trace(engine: Engine, requests: Sequence[Request], batch_size: int, num_steps: int, file: Path) -> None:

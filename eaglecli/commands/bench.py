@@ -1,4 +1,4 @@
-"""`eaglecli bench`: throughput of configurations (batch size and triple) on one set of prompts, in one process.
+"""`eaglecli bench`: throughput of configurations (batch size and triple, or a choice of triples) on one set of prompts, in one process.
 
 Load, capture, warm-up and timed seconds are told apart. Every configuration warms up with its own shapes, is timed `--repeat` times
 over all prompts, and is then run once more with clocks in its stages. Figures are about what was timed; nothing else runs meanwhile.
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from eaglecli.commands._bench_adaptive import describe_choosing, put_ratios_to_best, with_choosing
 from eaglecli.commands._bench_checks import check_assertions, put_speedups, warn_of_losses, warn_of_simulation
 from eaglecli.commands._bench_engine import (
     BenchEngine,
@@ -38,12 +39,13 @@ from eaglecli.commands._bench_settings import (
 from eaglecli.commands._bench_stages import write_trace
 from eaglecli.commands._environment import describe_environment
 from eaglecli.commands._open_engine import find_device, has_draft, out_of_memory, speculation_of
+from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import DEFAULT_CONFIG, GenerateSettings, find_config, read_config, resolve_settings
-from eaglecli.engine.settings import PLAIN, SpeculationSettings
+from eaglecli.engine.settings import PLAIN
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import DEFINITIONS
 from eaglecli.io.bench_results import BENCH, RESULTS, compare_benches, read_bench, to_lines, vllm_names
-from eaglecli.io.bench_table import comparison_table, context_table, speed_table, stage_table
+from eaglecli.io.bench_table import choice_table, comparison_table, context_table, speed_table, stage_table
 from eaglecli.io.console import Console
 from eaglecli.io.line_file import replace_with
 from eaglecli.io.run_directory import RunDirectory, check_output
@@ -87,7 +89,8 @@ def bench(task: BenchTask, console: Console, command_line: list[str]) -> BenchRe
         return BenchResult(ExitCode.OK if is_good else ExitCode.CHECK_FAILED, document)
     earlier = read_bench(Path(options.compare[0])) if options.compare else None  # before anything is loaded
     models, fit = find_bench_models(task.settings)
-    listed = configurations(options, speculation_of(task.settings), has_draft(task.settings))
+    can_draft = has_draft(task.settings)
+    listed = with_choosing(configurations(options, speculation_of(task.settings), can_draft), options, task.settings, can_draft)
     data = read_prompts(options, task.settings, models, max(item.batch_size for item in listed), console)
     output = _output(task, data)
     with RunDirectory(output) as folder:
@@ -125,20 +128,21 @@ class _Bench:
         """Measures everything; what is finished is on disk when a signal comes."""
         self._introduce()
         try:
-            for speculation, group in _by_triple(self.listed):
-                self._measure_triple(speculation, group)
+            for plan, group in _by_plan(self.listed):
+                self._measure_plan(plan, group)
         except Interrupted as interrupted:
             self.console.warning(f"{interrupted}: stopped; what was measured is in {self.folder.path / RESULTS}")
             return BenchResult(interrupted.exit_code, self._document("interrupted", interrupted.exit_code))
         self.found.sort(key=lambda item: self._place(item["label"]))
         put_speedups(self.found)
+        put_ratios_to_best(self.found)
         self._say_tables()
         return self._end(earlier)
 
-    def _measure_triple(self, speculation: SpeculationSettings, group: Sequence[BenchConfiguration]) -> None:
+    def _measure_plan(self, plan: SpeculationPlan, group: Sequence[BenchConfiguration]) -> None:
         settings, options = self.task.settings, self.task.options
         sizes = [item.batch_size for item in group]
-        opened = open_bench_engine(self.models, settings, speculation, sizes, self.data.requests, options.simulate_acc_len)
+        opened = open_bench_engine(self.models, settings, plan, sizes, self.data.requests, options.simulate_acc_len)
         self.console.note(f"{group[0].mode}: engine ready in {opened.capture_s:.1f} s, {opened.graphs}")
         self._refuse_what_cannot_run(opened)
         for configuration in group:
@@ -166,6 +170,8 @@ class _Bench:
             f"{item['label']}: {item['output_throughput']:.1f} token/s; warm-up {timing['warmup_s']:.1f} s "
             f"({len(warmth['windows'])}, {agreed}), timed {timing['timed_s']:.1f} s"
         )
+        for line in describe_choosing(item) if "speculation" in item else ():
+            self.console.note(line)
         if warmth["agreed"] is False:
             self.console.warning(f"{item['label']}: the speed had not settled when timing began; see `warmup` in {RESULTS}")
 
@@ -207,7 +213,7 @@ class _Bench:
             self.console.warning("random prompts are noise: accept lengths on them say nothing about language")
 
     def _say_tables(self) -> None:
-        tables: list[Iterator[str]] = [speed_table(self.found), stage_table(self.found), context_table(self.found)]
+        tables: list[Iterator[str]] = [f(self.found) for f in (speed_table, choice_table, stage_table, context_table)]
         for table in tables:
             for line in table:
                 self.console.note(line)
@@ -269,13 +275,13 @@ class _Bench:
         return next(place for place, item in enumerate(self.listed) if item.label == label)
 
 
-def _by_triple(listed: Sequence[BenchConfiguration]) -> Iterator[tuple[SpeculationSettings, list[BenchConfiguration]]]:
+def _by_plan(listed: Sequence[BenchConfiguration]) -> Iterator[tuple[SpeculationPlan, list[BenchConfiguration]]]:
     """Configurations that share an engine; plain decoding first, while the device is as cold as the others will find it warm."""
-    order = list(dict.fromkeys(item.speculation for item in listed))
-    order.sort(key=lambda speculation: speculation != PLAIN)
-    ranked = sorted(listed, key=lambda item: order.index(item.speculation))
-    for speculation, group in groupby(ranked, key=lambda item: item.speculation):
-        yield speculation, list(group)
+    order = list(dict.fromkeys(item.plan for item in listed))
+    order.sort(key=lambda plan: plan.deepest != PLAIN)
+    ranked = sorted(listed, key=lambda item: order.index(item.plan))
+    for plan, group in groupby(ranked, key=lambda item: item.plan):
+        yield plan, list(group)
 
 
 def _shown(target: str | None) -> str | None:

@@ -59,7 +59,7 @@ def _plain_first(modes: Sequence[str]) -> list[str]:
 
 
 def _name(mode: str) -> str:
-    return "no draft" if mode == "plain" else f"draft {mode}"
+    return {"plain": "no draft", "adaptive": "adaptive", "table": "table"}.get(mode, f"draft {mode}")
 
 
 def _one_batch_a_mode(found: Sequence[Configuration]) -> list[Configuration]:
@@ -107,9 +107,10 @@ def _draw_throughput(axes: Axes, found: Sequence[Configuration], modes: Sequence
 
 
 def _speedups(points: Sequence[Configuration]) -> str:
-    """Ratios to plain decoding, smallest and largest batch size first and last."""
+    """Ratios to plain decoding, smallest and largest batch size first and last; of what chooses also those to the best of the others."""
     ratios = [f"{item['speedup']['ratio']:.2f}x" for item in points if item.get("speedup")]
-    return f": {', '.join(ratios)}" if ratios else ""
+    to_best = [f"{item['ratio_to_best_fixed']['ratio']:.3f}" for item in points if item.get("ratio_to_best_fixed")]
+    return (f": {', '.join(ratios)}" if ratios else "") + (f"\n({', '.join(to_best)} of the best of the others)" if to_best else "")
 
 
 def _draw_histogram(axes: Axes, chosen: Sequence[Configuration], colors: Mapping[str, str]) -> None:
@@ -166,6 +167,8 @@ def _draw_stages(axes: Axes, found: Sequence[Configuration]) -> None:
             length = max(0.0, step_ms - start) if stage == "other" else own
             axes.barh(place, length, 0.66, start, color=color, label=stage if place == 0 else None)
             start += length
+        if item["floor"]["ratio"] is None:
+            continue  # several triples: they have no floor in common
         axes.plot([item["floor"]["floor_ms"]] * 2, [place - 0.4, place + 0.4], color="black", label="floor" if place == 0 else None)
         axes.annotate(f" {item['floor']['ratio']:.2f} x floor", (start, place), va="center", fontsize=8)
     axes.set_yticks(range(len(shown)), [item["label"] for item in shown], fontsize=9)

@@ -6,6 +6,7 @@ from typing import Any
 from eaglecli.io.bench_results import Comparison
 
 _STAGES = ("prefill", "draft", "verify", "extend", "host")
+_SHARES_SHOWN = 3
 MIB = 1 << 20
 
 
@@ -19,6 +20,28 @@ def speed_table(configurations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             f"{item['batch_size']:5} {item['mode']:9}{item['output_throughput']:10.1f}{_cell(item['spread'], 8, '.1%')}"
             f"{_cell(accept, 8, '.3f')}{_cell(floor['step_ms'], 9, '.3f')}{_cell(floor['ratio'], 8, '.2f')}  {_speedup(item)}"
         )
+
+
+def choice_table(configurations: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What configurations that choose between triples did: ratio to the best of the others, changes, modes by tokens."""
+    rows = [item for item in configurations if item.get("ratio_to_best_fixed")]
+    if not rows:
+        return
+    yield f"{'batch':>5} {'mode':9}{'of best':>8} {'which is':9}{'changes':>8}  tokens by mode"
+    for item in rows:
+        best, choices = item["ratio_to_best_fixed"], item.get("speculation") or {}
+        yield (
+            f"{item['batch_size']:5} {item['mode']:9}{best['ratio']:8.3f} {best['mode']:9}{_cell(choices.get('num_changes'), 8, 'd')}"
+            f"  {_shares(choices.get('modes') or {})}"
+        )
+
+
+def _shares(modes: Mapping[str, Mapping[str, Any]]) -> str:
+    """The three that gave most tokens, and what the others gave together."""
+    used = sorted(((mode["share_of_tokens"], name) for name, mode in modes.items() if mode["tokens"]), reverse=True)
+    parts = [f"{share:.0%} {name}" for share, name in used[:_SHARES_SHOWN]]
+    rest = sum(share for share, _ in used[_SHARES_SHOWN:])
+    return " ".join(parts) + (f" +{rest:.0%}" if rest else "")
 
 
 def stage_table(configurations: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -8,6 +8,7 @@ import pytest
 from eaglecli.commands._bench_engine import find_bench_models
 from eaglecli.commands._bench_prompts import BenchData, read_prompts
 from eaglecli.commands._bench_settings import BenchConfiguration, configurations, resolve_options, with_bench_defaults
+from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import resolve_settings
 from eaglecli.engine.settings import PLAIN, SpeculationSettings
 from eaglecli.errors import UserError
@@ -142,13 +143,13 @@ def test_an_end_token_ends_an_answer_only_when_asked(pair, tmp_path):
 def test_configurations_follow_the_lists():
     by_size = configurations(resolve_options({"batch_size": "4 1,4", "baseline": True}), CHAIN, has_draft=True)
     assert by_size == (
-        BenchConfiguration(4, PLAIN),
-        BenchConfiguration(1, PLAIN),
-        BenchConfiguration(4, CHAIN),
-        BenchConfiguration(1, CHAIN),
+        BenchConfiguration(4, SpeculationPlan(PLAIN)),
+        BenchConfiguration(1, SpeculationPlan(PLAIN)),
+        BenchConfiguration(4, SpeculationPlan(CHAIN)),
+        BenchConfiguration(1, SpeculationPlan(CHAIN)),
     )
     listed = configurations(resolve_options({"config_list": "2,0,1,1;8,5,4,16"}), CHAIN, has_draft=True)
     assert [item.label for item in listed] == ["batch 2, plain", "batch 8, 5/4/16"]
-    assert configurations(resolve_options({}), PLAIN, has_draft=False) == (BenchConfiguration(1, PLAIN),)
+    assert configurations(resolve_options({}), PLAIN, has_draft=False) == (BenchConfiguration(1, SpeculationPlan(PLAIN)),)
     with pytest.raises(UserError, match="needs a draft"):
         configurations(resolve_options({"config_list": "2,5,1,6"}), PLAIN, has_draft=False)
