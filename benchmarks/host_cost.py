@@ -107,7 +107,7 @@ def read_all(path: Path, tokenizer: PromptTokenizer, engine: Engine) -> int:
     settings = resolve_settings(
         {"target": "none", "input": (str(path),), "context_length": 512, "max_new_tokens": NUM_TOKENS}, None, lambda _: "cpu"
     )
-    opened = SimpleNamespace(engine=engine, end_token_ids=(END_ID,), context_length=512, max_stop_ids=16)
+    opened = SimpleNamespace(engine=engine, end_token_ids=(END_ID,), context_length=512, max_stop_ids=16, vocab_size=320)
     maker = RequestMaker(settings, tokenizer, opened)  # type: ignore[arg-type]
     return sum(isinstance(maker.prepare(record), Request) for record in InputReader(InputSelection((str(path),))).records())
 

@@ -31,6 +31,7 @@ from eaglecli.io.results import Answer, ResultWriter
 from eaglecli.io.run_directory import ERRORS, MANIFEST, STATS, RunDirectory
 from eaglecli.io.run_report import RunReport, build_manifest, build_stats
 from eaglecli.io.signals import Interrupted
+from eaglecli.io.thread_switching import quick_thread_switches
 from eaglecli.io.tokenizer import PromptTokenizer
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -108,9 +109,10 @@ class Run:
         source = self.source = RequestSource(self.prepared, self._take_error, enough, self.report.selection.is_read_once)
         started = time.perf_counter()
         try:
-            while source.has_more:
-                for completion in self.opened.engine.generate(source):
-                    self._take(completion, maker.dialogues, source)
+            with quick_thread_switches():
+                while source.has_more:
+                    for completion in self.opened.engine.generate(source):
+                        self._take(completion, maker.dialogues, source)
         finally:
             self.report.generate_s = time.perf_counter() - started
 

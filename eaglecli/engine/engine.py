@@ -151,6 +151,9 @@ class Engine:
         reason = self.refusal(request)
         if reason:
             raise ValueError(reason)
+        self._queue(request)
+
+    def _queue(self, request: Request) -> None:
         self._scheduler.add(Sequence(request))
         self._num_added += 1
 
@@ -170,7 +173,7 @@ class Engine:
                     if reason:
                         yield Completion(request, np.zeros(0, np.int32), "error", error=reason)
                     else:
-                        self.add(request)
+                        self._queue(request)
             if self.is_idle:
                 return
             yield from self.step()

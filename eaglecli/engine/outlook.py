@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-OUTLOOK_INTERVAL_S = 0.5  # looking over thousands of waiting requests takes a millisecond
+OUTLOOK_INTERVAL_S = 2.0  # looking over thousands of waiting requests takes a few milliseconds
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ class OutputLengths:
         self.num_observed += 1
 
     def refresh(self, running: np.ndarray) -> bool:
-        """Make the table anew if an eighth more outputs were seen than are in it. running int64 [n]: lengths of those that go on."""
-        is_due = self.num_observed > self.num_in_table + self.num_in_table // 8
+        """Make the table anew if a quarter more outputs were seen than are in it. running int64 [n]: lengths of those that go on."""
+        is_due = self.num_observed > self.num_in_table + self.num_in_table // 4
         if is_due:
             self._make_table(running)
         return is_due

@@ -4,6 +4,8 @@ V verify steps, A accepted drafts (before any cut), T turns, C delivered tokens:
 The headline accept length is (sum A + sum V) / sum V; the other formulas in use are given beside it under their own names.
 """
 
+import itertools
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,7 +54,7 @@ def describe_answer(counts: AnswerCounts, num_steps: int) -> dict[str, Any]:
     """The `spec` object of one generation line."""
     accepted, steps = counts.num_accepted_drafts, counts.num_verify_steps
     histogram = _histogram(counts.accept_counts, num_steps)
-    steps_to_end = _steps_to_end(counts)
+    steps_to_end, accepted_to_end = _until_end(counts)
     return {
         "spec_verify_ct": steps,
         "spec_num_correct_drafts": accepted,
@@ -64,9 +66,9 @@ def describe_answer(counts: AnswerCounts, num_steps: int) -> dict[str, Any]:
         "spec_accept_rate": _ratio(accepted, counts.num_proposed_drafts),
         "depth_accept_rate": _ratio(accepted, steps * num_steps),
         "accept_rate_per_position": _rates_per_position(histogram),
-        "spec_correct_drafts_histogram": histogram.tolist(),
+        "spec_correct_drafts_histogram": histogram,
         "spec_verify_ct_to_eos": steps_to_end,
-        "spec_num_correct_drafts_to_eos": int(np.asarray(counts.accept_counts)[:steps_to_end].sum()),
+        "spec_num_correct_drafts_to_eos": accepted_to_end,
     }
 
 
@@ -87,22 +89,21 @@ class AcceptTotals:
     num_records_with_steps: int = 0
     sum_delivered_per_step: float = 0.0
     sum_delivered_per_step_trt: float = 0.0
-    histogram: np.ndarray = field(init=False)
+    histogram: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.histogram = np.zeros(self.num_steps + 1, np.int64)
+        self.histogram = [0] * (self.num_steps + 1)
 
     def add(self, counts: AnswerCounts) -> None:
         """Adds one answer."""
-        steps_to_end = _steps_to_end(counts)
-        accepted_to_end = int(np.asarray(counts.accept_counts)[:steps_to_end].sum())
+        to_end = _until_end(counts)
         self._add(
             histogram=_histogram(counts.accept_counts, self.num_steps),
             steps=counts.num_verify_steps,
             accepted=counts.num_accepted_drafts,
             proposed=counts.num_proposed_drafts,
             cut=counts.num_cut_tokens,
-            to_end=(steps_to_end, accepted_to_end),
+            to_end=to_end,
             num_completion_tokens=counts.num_completion_tokens,
             num_turns=counts.num_turns,
         )
@@ -111,7 +112,7 @@ class AcceptTotals:
         """Adds one answer by its line in generations.jsonl: a run that is taken up again has nothing else of it."""
         spec = line["spec"]
         self._add(
-            histogram=np.array(spec["spec_correct_drafts_histogram"], np.int64),
+            histogram=spec["spec_correct_drafts_histogram"],
             steps=spec["spec_verify_ct"],
             accepted=spec["spec_num_correct_drafts"],
             proposed=spec["spec_num_proposed_drafts"],
@@ -123,7 +124,7 @@ class AcceptTotals:
 
     def _add(
         self,
-        histogram: np.ndarray,
+        histogram: Sequence[int],
         steps: int,
         accepted: int,
         proposed: int,
@@ -132,7 +133,7 @@ class AcceptTotals:
         num_completion_tokens: int,
         num_turns: int,
     ) -> None:
-        adds_up = histogram.sum() == steps and histogram @ np.arange(len(histogram)) == accepted
+        adds_up = sum(histogram) == steps and sum(map(operator.mul, histogram, range(len(histogram)))) == accepted
         self.num_records += 1
         self.num_completion_tokens += num_completion_tokens
         self.num_verify_steps += steps
@@ -146,7 +147,8 @@ class AcceptTotals:
         if steps:
             self.num_records_with_steps += 1
             self.sum_delivered_per_step += num_completion_tokens / steps
-        self.histogram += histogram
+        for number, count in enumerate(histogram):
+            self.histogram[number] += count
 
     @property
     def accept_length(self) -> float | None:
@@ -164,7 +166,7 @@ class AcceptTotals:
             "spec_accept_rate": _ratio(self.num_accepted_drafts, self.num_proposed_drafts),
             "depth_accept_rate": _ratio(self.num_accepted_drafts, self.num_verify_steps * self.num_steps),
             "accept_rate_per_position": _rates_per_position(self.histogram),
-            "spec_correct_drafts_histogram": self.histogram.tolist(),
+            "spec_correct_drafts_histogram": list(self.histogram),
             "spec_verify_ct": self.num_verify_steps,
             "spec_num_correct_drafts": self.num_accepted_drafts,
             "spec_num_proposed_drafts": self.num_proposed_drafts,
@@ -173,22 +175,28 @@ class AcceptTotals:
         }
 
 
-def _histogram(accept_counts: Sequence[int] | np.ndarray, num_steps: int) -> np.ndarray:
-    return np.bincount(np.asarray(accept_counts, dtype=np.int64), minlength=num_steps + 1)
+def _histogram(accept_counts: Sequence[int] | np.ndarray, num_steps: int) -> list[int]:
+    return np.bincount(np.asarray(accept_counts, dtype=np.int64), minlength=num_steps + 1).tolist()
 
 
-def _rates_per_position(histogram: np.ndarray) -> list[float]:
+def _rates_per_position(histogram: Sequence[int]) -> list[float]:
     """Share of steps that accepted at least i drafts: never rises with i. Empty before the first step."""
-    total = int(histogram.sum())
-    return [float(histogram[position:].sum() / total) for position in range(1, len(histogram))] if total else []
+    at_least = list(itertools.accumulate(reversed(histogram)))
+    total = at_least.pop()
+    return [count / total for count in reversed(at_least)] if total else []
 
 
-def _steps_to_end(counts: AnswerCounts) -> int:
-    """Steps up to the one that delivers the first end token; the first token comes from the prefill."""
-    if counts.first_end_position is None:
-        return counts.num_verify_steps
-    delivered = 1 + np.cumsum(np.asarray(counts.accept_counts, dtype=np.int64) + 1)
-    return 0 if counts.first_end_position == 0 else int(np.searchsorted(delivered, counts.first_end_position + 1)) + 1
+def _until_end(counts: AnswerCounts) -> tuple[int, int]:
+    """(steps, accepted drafts) up to the step that delivers the first end token; the first token comes from the prefill."""
+    end = counts.first_end_position
+    if end is None:
+        return counts.num_verify_steps, counts.num_accepted_drafts
+    if end == 0:
+        return 0, 0
+    accepted = np.cumsum(np.asarray(counts.accept_counts, dtype=np.int64))
+    delivered = 1 + accepted + np.arange(1, len(accepted) + 1)
+    num_steps = int(np.searchsorted(delivered, end + 1)) + 1
+    return num_steps, int(accepted[:num_steps].max(initial=0))
 
 
 def _ratio(above: float, below: float) -> float | None:

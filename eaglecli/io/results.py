@@ -18,6 +18,7 @@ from eaglecli.io.run_directory import ERRORS, GENERATIONS
 from eaglecli.io.stop_strings import answer_text
 
 WINDOW = 4096
+_ENCODER = json.JSONEncoder(ensure_ascii=False)  # making one costs more than using it
 
 
 class Decoder(Protocol):
@@ -191,4 +192,4 @@ def error_fields(error: RecordError) -> dict[str, Any]:
 
 def _json_line(key: RecordKey, fields: dict[str, Any]) -> str:
     """The id goes in as the text it came as, so that no number is rounded."""
-    return f'{{"id": {key.id_json}, {json.dumps(fields, ensure_ascii=False)[1:]}'
+    return f'{{"id": {key.id_json}, {_ENCODER.encode(fields)[1:]}'

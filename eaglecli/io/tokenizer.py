@@ -35,7 +35,7 @@ class PromptTokenizer:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelError("the tokenizer has no fast (tokenizer.json) form", "give one with --tokenizer-path")
-        self._tokenizer = tokenizer
+        self._tokenizer, self._backend = tokenizer, backend
         self._template: str | None = None  # instead of the tokenizer's own
         self._template_variables: Mapping[str, Any] = {}
         self._lock = threading.Lock()  # templates and encoders are not promised to bear two callers
@@ -140,7 +140,7 @@ class PromptTokenizer:
         return self._decode_list(token_ids.tolist())
 
     def _decode_list(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._backend.decode(token_ids, skip_special_tokens=True)  # transformers would look at each id in Python first
 
     def decode_token(self, token_id: int) -> str:
         """Text of one token alone, control tokens included."""

@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 import threading
 import time
 
@@ -14,6 +15,7 @@ from eaglecli.io.eta import Workload
 from eaglecli.io.prefetch import Prefetch
 from eaglecli.io.progress import Progress
 from eaglecli.io.run_directory import RunDirectory, check_output, default_run_directory
+from eaglecli.io.thread_switching import quick_thread_switches
 
 
 @pytest.fixture
@@ -204,3 +206,11 @@ def test_the_traceback_goes_to_the_screen_only_with_debug():
         console.trace(ValueError("inside"))
         assert ("ValueError: inside" in stream.getvalue()) is debug
         assert "ValueError: inside" in log.getvalue()
+
+
+def test_threads_make_way_soon_while_generating_and_as_before_afterwards():
+    before = sys.getswitchinterval()
+    with pytest.raises(ValueError), quick_thread_switches():
+        assert sys.getswitchinterval() < before / 10
+        raise ValueError
+    assert sys.getswitchinterval() == before
