@@ -206,6 +206,9 @@ MaxTotalTokensOption = Annotated[
 MemFractionStaticOption = Annotated[
     float, _option(ENGINE, "Share of GPU memory for weights and KV cache.", "--mem-fraction-static", default="0.85")
 ]
+ChunkedPrefillSizeOption = Annotated[
+    int | None, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="8192 on a GPU, else 512")
+]
 PageSizeOption = Annotated[int, _option(ENGINE, "Tokens per cache page.", "--page-size", default="16")]
 ConfigOption = Annotated[
     str | None,
@@ -414,7 +417,7 @@ def generate(
     max_running_requests: MaxRunningRequestsOption = 16,
     max_total_tokens: MaxTotalTokensOption = None,
     mem_fraction_static: MemFractionStaticOption = 0.85,
-    chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
+    chunked_prefill_size: ChunkedPrefillSizeOption = None,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
     enable_deterministic_inference: EnableDeterministicInferenceOption = False,
@@ -619,7 +622,7 @@ def verify(
     context_length: ContextLengthOption = None,
     max_running_requests: MaxRunningRequestsOption = 16,
     mem_fraction_static: MemFractionStaticOption = 0.85,
-    chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
+    chunked_prefill_size: ChunkedPrefillSizeOption = None,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
     enable_deterministic_inference: EnableDeterministicInferenceOption = False,
@@ -838,7 +841,7 @@ def bench(
         int | None, _option(ENGINE, "Size of the KV cache in tokens.", "--max-total-tokens", default="a full batch of the longest prompt")
     ] = None,
     mem_fraction_static: MemFractionStaticOption = 0.85,
-    chunked_prefill_size: Annotated[int, _option(ENGINE, "Most prompt tokens in one step.", "--chunked-prefill-size", default="512")] = 512,
+    chunked_prefill_size: ChunkedPrefillSizeOption = None,
     page_size: PageSizeOption = 16,
     attention_backend: AttentionBackendOption = None,
     enable_deterministic_inference: EnableDeterministicInferenceOption = False,

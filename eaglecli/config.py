@@ -30,6 +30,7 @@ ATTENTION_BACKENDS = ("torch", "triton")
 MAX_SAMPLES = 1_000_000  # a line's key has 20 bits for the sample
 MODELS_OWN_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")  # taken from a generation_config that samples
 MAX_LOGPROBS, MAX_LOGIT_BIAS = 20, 100  # as in OpenAI's API
+DEFAULT_PREFILL_CHUNKS = {"cpu": 512, "cuda": 8192}  # prompt tokens of one step; on a GPU a prefill of few costs as much as one of many
 DEFAULT_NUM_STEPS, DEFAULT_TOPK, DEFAULT_TREE_TOKENS = 5, 1, 8
 
 Check = Callable[[Any], Any]
@@ -282,7 +283,7 @@ class GenerateSettings:
     max_running_requests: int = _setting(_integer(1), 16, changes_text=False)
     max_total_tokens: int | None = _setting(_integer(1), changes_text=False)
     mem_fraction_static: float = _setting(_number(0, 1, above_low=True), 0.85, changes_text=False)
-    chunked_prefill_size: int = _setting(_integer(1), 512, changes_text=False)
+    chunked_prefill_size: int | None = _setting(_integer(1), changes_text=False)
     page_size: int = _setting(_integer(1), 16, changes_text=False)
     attention_backend: str | None = _setting(_choice(*ATTENTION_BACKENDS), changes_text=False)
     enable_deterministic_inference: bool = _setting(_flag, False)
@@ -442,7 +443,8 @@ def resolve_settings(given: Mapping[str, Any], config: ConfigFile | None, find_d
                 values[name] = _checked(name, value, f"config file {config.path}" if config else origin)
                 origins[name] = origin
     _check_lengths(values)
-    return GenerateSettings(**values, origins=origins).with_derived(device=device)
+    chunk = values.get("chunked_prefill_size") or DEFAULT_PREFILL_CHUNKS[device]
+    return GenerateSettings(**values, origins=origins).with_derived(device=device, chunked_prefill_size=chunk)
 
 
 def _check_lengths(values: Mapping[str, Any]) -> None:

@@ -36,7 +36,8 @@ class Growth:
 class Scheduler:
     """Waiting -> prefilling -> running, and back to waiting when memory runs out."""
 
-    def __init__(self, pool: PagePool, settings: EngineSettings) -> None:
+    def __init__(self, pool: PagePool, settings: EngineSettings, group_size: int = 1) -> None:
+        """While others run, requests are admitted when `group_size` rows are free, so that their prompts share a prefill."""
         policy, num_rows = settings.scheduling, settings.max_running_requests
         self.pool = pool
         self.lengths = OutputLengths(settings.context_length)
@@ -49,6 +50,7 @@ class Scheduler:
         self._caps = np.zeros(num_rows, np.int64)
         self._never_stops = np.zeros(num_rows, bool)
         self._policy = policy
+        self._group_size = group_size
         self._lookahead = settings.lookahead
         self._chunk_size = settings.chunked_prefill_size
         self._growth = max(policy.growth_tokens, _FIRST_STEPS * settings.run_width)
@@ -71,7 +73,8 @@ class Scheduler:
     def admit(self, num_output_tokens: np.ndarray) -> list[Sequence]:
         """Give rows and pages to as many waiting requests as fit. num_output_tokens int64 [rows]: output of each row so far."""
         admitted: list[Sequence] = []
-        if not (self.waiting and self._free_rows):
+        is_running = len(self._free_rows) < len(self.capacity)
+        if not self.waiting or len(self._free_rows) < (self._group_size if is_running else 1):
             return admitted
         rows = np.flatnonzero(self.capacity)
         if self.lengths.refresh(num_output_tokens[rows]):

@@ -88,6 +88,7 @@ class SchedulingSettings:
     grows: bool = True  # False: all pages up to the cap are taken at admission
     growth_tokens: int = 64  # a row takes pages for so many at a time, so that it seldom grows
     pledged_share: float = 0.25  # of the output that is still to be expected: memory kept for it when a request is admitted
+    group_share: float = 0.25  # of all rows: on a GPU requests are admitted by so many, for a prefill costs its launches whatever its size
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class EngineSettings:
     max_total_tokens: int
     max_running_requests: int = 16
     page_size: int = 16
-    chunked_prefill_size: int = 512
+    chunked_prefill_size: int = 512  # most prompt tokens of one step
     max_stop_ids: int = 16
     graph_sizes: tuple[int, ...] = ()  # ascending batch sizes (requests) that iterations are padded to, and captured at on a GPU
     pads_to_graph_sizes: bool = True  # False: only a batch of exactly such a size runs at it, by graph; all others eagerly

