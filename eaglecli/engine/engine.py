@@ -309,7 +309,7 @@ class Engine:
         return completions
 
     def _outgrown(self) -> tuple[list[Sequence], list[int]]:
-        """Sequences whose pages may not be enough for the next iteration, the oldest first, and the tokens that it may come to."""
+        """Sequences whose pages may not be enough for the next iteration, and the tokens that it may come to."""
         rows = self._rows_to_decode()
         known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * self.settings.run_width
         most = np.minimum(known, self._prompt_lens[rows] + self._caps[rows]) + self.settings.lookahead

@@ -37,7 +37,10 @@ class Scheduler:
     """Waiting -> prefilling -> running, and back to waiting when memory runs out."""
 
     def __init__(self, pool: PagePool, settings: EngineSettings, group_size: int = 1) -> None:
-        """While others run, requests are admitted when `group_size` rows are free, so that their prompts share a prefill."""
+        """While others run, requests are admitted when `group_size` rows and memory for as many, or that share of it, are free.
+
+        So their prompts share a prefill.
+        """
         policy, num_rows = settings.scheduling, settings.max_running_requests
         self.pool = pool
         self.lengths = OutputLengths(settings.context_length)
@@ -80,10 +83,12 @@ class Scheduler:
         if self.lengths.refresh(num_output_tokens[rows]):
             self.waiting.sort_again()
         pledged = self._pledged_pages(rows, num_output_tokens[rows])
+        if is_running and self.pool.num_free - pledged < self._group_pages():
+            return admitted
         while self.waiting and self._free_rows:
             sequence = self.waiting.first()
             num_pages = self._first_pages(sequence)
-            wanted = max(float(num_pages), self._likely_pages(sequence))
+            wanted = self._wanted_pages(sequence)
             is_alone = not (len(rows) or admitted)
             if (num_pages if is_alone else pledged + wanted) > self.pool.num_free:
                 break
@@ -189,16 +194,21 @@ class Scheduler:
             return self.most_pages(sequence)
         return self.pool.pages_for(min(sequence.limit, sequence.num_known + self._growth) + self._lookahead)
 
+    def _group_pages(self) -> float:
+        """Pages for a group of requests like the next one, at most the group's share of all."""
+        size = min(self._group_size, len(self.waiting))
+        return min(size * self._wanted_pages(self.waiting.first()), self.pool.num_pages * self._group_size / len(self.capacity))
+
     def _pledged_pages(self, rows: np.ndarray, num_done: np.ndarray) -> float:
         """Pages that rows int64 [n] with output num_done int64 [n] are likely to want beside those that they have."""
         tokens = self._prompt_lens[rows] + num_done + self._lookahead
         tokens = tokens + self._policy.pledged_share * self._remaining_of_rows(rows, num_done)
         return float(np.maximum(tokens - self.capacity[rows], 0).sum()) / self.pool.page_size
 
-    def _likely_pages(self, sequence: Sequence) -> float:
-        """Pages that a waiting sequence is likely to want: the pledged share of what is still to come counts."""
+    def _wanted_pages(self, sequence: Sequence) -> float:
+        """Pages that must be free for a waiting sequence: those of its admission, or for the pledged share of what is still to come."""
         tokens = sequence.num_known + self._policy.pledged_share * self._remaining_of_waiting(sequence) + self._lookahead
-        return tokens / self.pool.page_size
+        return max(float(self._first_pages(sequence)), tokens / self.pool.page_size)
 
     def _remaining_of_rows(self, rows: np.ndarray, num_done: np.ndarray) -> np.ndarray:
         return self._remaining(num_done, self._caps[rows], self._never_stops[rows])

@@ -8,7 +8,7 @@ import torch
 
 from eaglecli.engine.attention_backend import TORCH
 from eaglecli.engine.engine import Engine
-from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SpeculationSettings
+from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SchedulingSettings, SpeculationSettings
 from eaglecli.engine.speculation_policy import ScriptedPolicy
 from eaglecli.models.draft_loader import load_draft
 from eaglecli.models.loader import load_target
@@ -71,6 +71,23 @@ def test_the_steady_loop_never_waits_for_the_device_but_for_its_record(twin: Loa
         engine.add(request)
     for _ in range(3):
         engine.step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        while not engine.is_idle:
+            engine.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("triple", [None, (4, 1, 5)], ids=str)
+def test_rows_grow_and_are_preempted_and_resumed_without_a_wait_but_for_records(twin: LoadedPair, triple: Triple | None) -> None:
+    hopeful = SchedulingSettings(growth_tokens=4, pledged_share=0.0)
+    engine = captured_engine(twin, triple, context_length=256, page_size=4, max_total_tokens=260, scheduling=hopeful)
+    requests = mixed_requests(8, seed=2, max_prompt=40, max_cap=60)
+    assert texts(run(engine, requests)) == oracle_plain(twin, requests)
+    assert engine.summary()["num_preemptions"] > 0
+    for request in requests:
+        engine.add(request)
     torch.cuda.set_sync_debug_mode("error")
     try:
         while not engine.is_idle:

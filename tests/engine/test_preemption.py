@@ -14,6 +14,7 @@ from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, Schedul
 from eaglecli.engine.speculation_policy import ScriptedPolicy
 from tests.engine.harness import (
     CONTEXT,
+    DEVICE,
     LoadedPair,
     Triple,
     make_engine,
@@ -32,12 +33,15 @@ NUM_REQUESTS = 4
 
 
 def small_pool(pair: LoadedPair, triple: Triple | None, **settings: object) -> Engine:
-    """With an iteration in flight, as on a GPU."""
+    """With an iteration in flight, and on a GPU with graphs of the sizes given."""
     options = {"context_length": CONTEXT, "page_size": 4, "max_total_tokens": POOL_TOKENS, "chunked_prefill_size": 32, **settings}
     speculation = SpeculationSettings(*triple) if triple else PLAIN
-    backend = replace(TORCH, needs_host_lengths=False)
+    backend = None if DEVICE.type == "cuda" else replace(TORCH, needs_host_lengths=False)
     draft = pair.draft.model if triple else None
-    return Engine(pair.target.model, draft, EngineSettings(speculation=speculation, scheduling=HOPEFUL, **options), backend)
+    engine = Engine(pair.target.model, draft, EngineSettings(speculation=speculation, scheduling=HOPEFUL, **options), backend)
+    if engine.can_capture and engine.settings.graph_sizes:
+        assert list(engine.capture())
+    return engine
 
 
 def long_requests() -> list[Request]:

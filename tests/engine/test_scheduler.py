@@ -186,3 +186,20 @@ def test_the_last_request_is_admitted_though_its_group_is_never_full() -> None:
         assert scheduler.admit(output) == []
         scheduler.release(sequence)
     assert len(scheduler.admit(output)) == 1
+
+
+def test_where_memory_is_short_requests_are_admitted_by_the_group_as_well() -> None:
+    """Each takes 10 pages of 30: with one row's pages free there is a row and memory for one, but not for the group of two."""
+    scheduler, output = make_scheduler(120, SchedulingSettings(grows=False), group_size=2), np.zeros(NUM_ROWS, np.int64)
+    for key in range(6):
+        scheduler.add(make_sequence(key, 5, 30, stops=False))
+    running = scheduler.admit(output)
+    assert len(running) == 3
+    while scheduler.prefilling:
+        scheduler.next_chunks()
+    output[:] = 29
+    scheduler.release(running[0])
+    assert scheduler.admit(output) == []
+    scheduler.release(running[1])
+    assert len(scheduler.admit(output)) == 2
+    scheduler.check()
