@@ -19,6 +19,9 @@ LINE_SEPARATORS = str.maketrans({"\u2028": "\\u2028", "\u2029": "\\u2029", "\u00
 PLACE_FIELDS = 4  # index, sample, start, length
 SAMPLE_BITS = 20
 
+_BLOCK = 4096  # places that are Python numbers at a time: those of a million lines would take 150 MB
+_INDEXES_PER_MAP = 1 << 16
+
 LineVisitor = Callable[[Mapping[str, Any]], None]
 
 
@@ -49,7 +52,7 @@ def read_kept_lines(path: Path, visit: LineVisitor) -> KeptLines:
 
     Good is a line that ends in a newline, is an object with `index` and `sample` (0 if absent), and is the first of its key.
     """
-    kept, seen = KeptLines(), set[int]()
+    kept, seen = KeptLines(), _SeenKeys()
     if not path.exists():
         return kept
     with path.open("rb") as stream:
@@ -59,11 +62,9 @@ def read_kept_lines(path: Path, visit: LineVisitor) -> KeptLines:
                 return kept
             start, kept.end = kept.end, kept.end + len(data)
             line = _parse(data)
-            key = None if line is None else line_key(line["index"], line.get("sample", 0))
-            if line is None or key is None or key in seen:
+            if line is None or not seen.add(line["index"], line.get("sample", 0)):
                 kept.num_dropped += 1
                 continue
-            seen.add(key)
             kept.places.extend((line["index"], line.get("sample", 0), start, len(data)))
             visit(line)
     return kept
@@ -73,9 +74,34 @@ def read_in_order(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of a file in the order of (index, sample), whatever order they were written in. Raises OSError."""
     table = read_kept_lines(path, lambda _: None).table()
     with path.open("rb") as stream:
-        for start, length in table[_order(table), 2:].tolist():
+        for data in _read_places(stream, table[_order(table)]):
+            yield json.loads(data)
+
+
+class _SeenKeys:
+    """Pairs of index and sample, one bit each where indexes lie close together."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[int, int], bytearray] = {}
+
+    def add(self, index: int, sample: int) -> bool:
+        """Take note of a pair; False when it was there already."""
+        high, low = divmod(index, _INDEXES_PER_MAP)
+        bits = self._maps.get((sample, high))
+        if bits is None:
+            bits = self._maps[sample, high] = bytearray(_INDEXES_PER_MAP // 8)
+        mask = 1 << (low & 7)
+        is_new = not bits[low >> 3] & mask
+        bits[low >> 3] |= mask
+        return is_new
+
+
+def _read_places(stream: BinaryIO, table: np.ndarray) -> Iterator[bytes]:
+    """The lines at the places of `table` int64 [lines, 4], in its order."""
+    for first in range(0, len(table), _BLOCK):
+        for start, length in table[first : first + _BLOCK, 2:].tolist():
             stream.seek(start)
-            yield json.loads(stream.read(length))
+            yield stream.read(length)
 
 
 def _order(table: np.ndarray) -> np.ndarray:
@@ -127,9 +153,7 @@ class LineFile:
 
     def _read(self, table: np.ndarray) -> Iterator[bytes]:
         with self.path.open("rb") as source:
-            for start, length in table[:, 2:].tolist():
-                source.seek(start)
-                yield source.read(length)
+            yield from _read_places(source, table)
 
     def _write_whole(self, data: bytes) -> None:
         rest = memoryview(data)

@@ -136,3 +136,21 @@ def test_closing_twice_does_nothing(tmp_path):
     file.close(ordered=False)
     file.close(ordered=True)
     assert keys(tmp_path / "a.jsonl") == [(1, 0), (0, 0)]
+
+
+def test_lines_far_apart_and_of_many_samples_are_each_known_by_index_and_sample(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    pairs = [(0, 0), (0, 1), (65535, 0), (65536, 0), (2**40, 3), (-1, 0)]
+    path.write_text("".join(json.dumps({"index": index, "sample": sample}) + "\n" for index, sample in pairs + pairs[::-1]))
+    kept = read_kept_lines(path, lambda _: None)
+    assert [tuple(row[:2]) for row in kept.table().tolist()] == pairs
+    assert kept.num_dropped == len(pairs)
+
+
+def test_more_lines_than_are_looked_up_at_a_time_are_put_in_order(tmp_path):
+    path = tmp_path / "lines.jsonl"
+    file = LineFile(path)
+    for index in range(9999, -1, -1):
+        file.append(index, 0, json.dumps({"index": index}))
+    file.close(ordered=True)
+    assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == list(range(10000))
