@@ -10,6 +10,7 @@ from eaglecli.engine.attention_backend import BACKENDS, AttentionBackend, choose
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.graph_runner import CaptureError, CaptureReport
 from eaglecli.engine.graph_sizes import default_graph_sizes, reachable_sizes
+from eaglecli.engine.prefill import PrefillStage
 from eaglecli.errors import ExitCode, UserError
 
 MIB = 1 << 20
@@ -76,14 +77,25 @@ def capture_graphs(
                 f"capturing CUDA graphs failed: {error}", "use --disable-cuda-graph to run without graphs", ExitCode.MEMORY
             ) from error
         failure = error
+    if failure is not None and failure.stage == PrefillStage.name:
+        raise _no_room_for_prefill(failure, settings)
     if failure is not None:
         raise _no_room(failure, engine.find_capturable_size(failure.num_requests), settings)
     return reports
 
 
+def _no_room_for_prefill(failure: CaptureError, settings: GenerateSettings) -> UserError:
+    hint = f"use --chunked-prefill-size {max(1, failure.num_tokens // 2)}, or {_smaller_cache(settings)}"
+    return UserError(f"no memory for CUDA graphs of a prefill of {failure.num_tokens} tokens: {failure}", hint, ExitCode.MEMORY)
+
+
+def _smaller_cache(settings: GenerateSettings) -> str:
+    return f"--mem-fraction-static {max(0.05, settings.mem_fraction_static - 0.1):.2f} (now {settings.mem_fraction_static:g})"
+
+
 def _no_room(failure: CaptureError, fitting_size: int | None, settings: GenerateSettings) -> UserError:
     message = f"no memory for CUDA graphs of {failure.num_requests} requests: {failure}"
-    share = f"--mem-fraction-static {max(0.05, settings.mem_fraction_static - 0.1):.2f} (now {settings.mem_fraction_static:g})"
+    share = _smaller_cache(settings)
     if fitting_size is None:
         return UserError(message, f"use {share}, or --disable-cuda-graph: not even the smallest size fits", ExitCode.MEMORY)
     return UserError(message, f"use --cuda-graph-max-bs {fitting_size}, which was tried and fits, or {share}", ExitCode.MEMORY)
@@ -92,8 +104,8 @@ def _no_room(failure: CaptureError, fitting_size: int | None, settings: Generate
 def describe_graphs(reports: Sequence[CaptureReport], elapsed_s: float) -> str:
     """What was captured, in one sentence, sizes in requests and in tokens."""
     stages = list(dict.fromkeys(report.stage for report in reports))
-    sizes = sorted({report.num_requests for report in reports})
-    tokens = {stage: sorted(report.num_tokens for report in reports if report.stage == stage) for stage in stages}
+    sizes = sorted({report.num_requests for report in reports if report.stage != PrefillStage.name})
+    tokens = {stage: sorted({report.num_tokens for report in reports if report.stage == stage}) for stage in stages}
     shown = ", ".join(f"{stage} {' '.join(map(str, tokens[stage]))}" for stage in stages)
     warmup_s = sum(report.warmup_s for report in reports)
     mib = sum(report.num_bytes for report in reports) / MIB

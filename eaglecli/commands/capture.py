@@ -25,6 +25,7 @@ from eaglecli.config import DEFAULT_CONFIG, GenerateSettings, find_config, read_
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.graph_runner import CaptureReport
 from eaglecli.engine.graph_sizes import default_graph_sizes, padding_waste, waste_of_size
+from eaglecli.engine.prefill_check import PrefillCheck
 from eaglecli.engine.stage_check import StageCheck
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
@@ -49,6 +50,7 @@ class CaptureFindings:
     engine: Engine
     graphs: list[CaptureReport] = field(default_factory=list)
     checks: list[StageCheck] = field(default_factory=list)
+    prefill_checks: list[PrefillCheck] = field(default_factory=list)
     capture_s: float = 0.0
     device_bytes: int = 0  # taken from the device by all graphs, the driver's part included
     advice: list[str] = field(default_factory=list)
@@ -72,7 +74,12 @@ class CaptureFindings:
     @property
     def is_good(self) -> bool:
         """Nothing differs that must be equal."""
-        return all(check.is_exact and not (self.must_match_unpadded and check.num_padding_differs) for check in self.checks)
+        return all(check.is_exact and not (self.must_match_unpadded and check.num_padding_differs) for check in self.all_checks)
+
+    @property
+    def all_checks(self) -> list[StageCheck | PrefillCheck]:
+        """Of iterations and of prefills."""
+        return [*self.checks, *self.prefill_checks]
 
 
 def resolve(given: Mapping[str, Any], config_name: str | None) -> GenerateSettings:
@@ -106,6 +113,7 @@ def capture(
         else:
             _capture(findings, settings, console)
         _check(findings, console)
+        _check_prefills(findings, console)
     except (MemoryError, RuntimeError) as error:
         memory_error = out_of_memory(error)
         if memory_error is None:
@@ -157,15 +165,31 @@ def _check(findings: CaptureFindings, console: Console) -> None:
                     console.note(_check_line(check, waste_of_size(size, findings.sizes)) + name)
 
 
+def _check_prefills(findings: CaptureFindings, console: Console) -> None:
+    """Every size of a prefill, filled with random chunks."""
+    console.note(f"prefill of{'tokens':>8}{'in':>8}{'requests':>10}{'in':>6}  {'graph':10}{'poison':10}unpadded")
+    for number, size in enumerate(findings.engine.prefill_sizes):
+        check = findings.engine.check_prefill(size, seed=number)
+        findings.prefill_checks.append(check)
+        sizes = f"          {check.num_tokens:8}{check.size_tokens:8}{check.num_rows:10}{check.size_rows:6}"
+        console.note(f"{sizes}  {_outcome(check)}{_details(check)}")
+
+
 def _check_line(check: StageCheck, waste: float) -> str:
+    return f"{check.size:6}{check.num_requests:10}{waste:8.0%}  {_outcome(check)}{check.num_accepted}{_details(check)}"
+
+
+def _outcome(check: StageCheck | PrefillCheck) -> str:
     graph = "none" if check.graph_differs is None else "differs" if check.graph_differs else "equal"
     poison = "differs" if check.poison_differs else "no effect"
     unpadded = f"{check.num_padding_differs} differ" if check.num_padding_differs else "same text"
-    padding = f"{unpadded}, {check.padding_difference:.1e}"
-    line = f"{check.size:6}{check.num_requests:10}{waste:8.0%}  {graph:10}{poison:10}{padding:20}{check.num_accepted}"
+    return f"{graph:10}{poison:10}{f'{unpadded}, {check.padding_difference:.1e}':20}"
+
+
+def _details(check: StageCheck | PrefillCheck) -> str:
     details = [f"graph: {', '.join(check.graph_differs)}"] if check.graph_differs else []
     details += [f"poison: {', '.join(check.poison_differs)}"] if check.poison_differs else []
-    return line + (f"  <- {'; '.join(details)}" if details else "")
+    return f"  <- {'; '.join(details)}" if details else ""
 
 
 def _advice(findings: CaptureFindings) -> Iterator[str]:
@@ -198,13 +222,13 @@ def _say_totals(findings: CaptureFindings, console: Console) -> None:
         console.note(f"of the iterations of that run {hit:.1%} would have met a graph, with {waste:.1%} of the rows padding")
     for line in findings.advice:
         console.note(line)
-    bad = [check for check in findings.checks if not check.is_exact]
+    bad = [check for check in findings.all_checks if not check.is_exact]
     if bad:
-        console.error(f"{len(bad)} of {len(findings.checks)} checks found a difference", "please report this with the table above")
+        console.error(f"{len(bad)} of {len(findings.all_checks)} checks found a difference", "please report this with the table above")
     elif not findings.is_good:
         console.error("padding changed tokens, which it must not in this mode", "please report this with the table above")
     else:
-        console.note(f"{len(findings.checks)} checks passed")
+        console.note(f"{len(findings.all_checks)} checks passed")
 
 
 def _run_shares(findings: CaptureFindings) -> tuple[float, float]:
@@ -243,6 +267,7 @@ def _document(findings: CaptureFindings, settings: GenerateSettings, exit_code: 
             "logits_bytes": sizes[-1] * triple.num_draft_tokens * engine.vocab_size * engine.dtype.itemsize,
         },
         "checks": [{**asdict(check), "is_exact": check.is_exact} for check in findings.checks],
+        "prefill_checks": [{**asdict(check), "is_exact": check.is_exact} for check in findings.prefill_checks],
         "from_run": None
         if findings.step_sizes is None
         else dict(zip(("graph_hit_rate", "padding_waste"), _run_shares(findings), strict=True)),

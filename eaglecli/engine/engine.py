@@ -10,8 +10,8 @@ import torch
 
 from eaglecli.engine.attention_backend import AttentionBackend, choose_attention
 from eaglecli.engine.draft import RootOnlyDrafter
-from eaglecli.engine.graph_capture import capture_all, find_capturable_size
-from eaglecli.engine.graph_runner import CaptureReport
+from eaglecli.engine.graph_capture import CapturePlan, capture_all, find_capturable_size
+from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
 from eaglecli.engine.graph_sizes import padded_size
 from eaglecli.engine.iteration import named_tensors
 from eaglecli.engine.logit_adjustments import allocate_adjustments, refuse_sampling
@@ -22,6 +22,8 @@ from eaglecli.engine.outlook import OUTLOOK_INTERVAL_S, Outlook
 from eaglecli.engine.outputs import OutputBuffers
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.prefill import PrefillStage
+from eaglecli.engine.prefill_check import PrefillCheck, PrefillParts, check_prefill
+from eaglecli.engine.prefill_sizes import PrefillSize, most_graph_tokens, prefill_graph_sizes
 from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, status_of
 from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted, write_growths
@@ -108,7 +110,14 @@ class Engine:
         self._mode_number = -1
         self._change_mode(0)
         drafter = self._eagle or RootOnlyDrafter(self._state)
-        self._prefill = PrefillStage(target, self._kv_cache, drafter, self._state, run_width, logprob_columns)
+        graph_sizes: tuple[PrefillSize, ...] = ()
+        if settings.graph_sizes and settings.pads_to_graph_sizes:
+            num_parameters = sum(parameter.numel() for parameter in target.layers.parameters())
+            most_tokens = most_graph_tokens(num_parameters, settings.chunked_prefill_size)
+            graph_sizes = prefill_graph_sizes(most_tokens, settings.max_running_requests)
+        self._prefill = PrefillStage(target, self._kv_cache, drafter, self._state, settings, graph_sizes, logprob_columns)
+        self._prefill_static = StaticTensors(shared | self._prefill.buffers)
+        self._prefill_runner = GraphRunner(self._prefill, self._prefill_static)
         self._readback = Readback(settings.max_running_requests, run_width, device, logprob_columns)
         self._last_read_s: float | None = None  # when the record before was read, if nothing but it was run since
         self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
@@ -126,7 +135,6 @@ class Engine:
         self._running = np.zeros(0, np.int64)  # rows whose prompt is done
         self._num_added = 0
         self._num_iterations_of = np.zeros(num_rows + 1, np.int64)  # by number of requests that ran
-        self._clock: StageClock | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -187,7 +195,7 @@ class Engine:
             self._last_read_s = perf_counter()  # what this iteration is measured from
         chunks, caught_up = self._schedule(), False
         asked = self._what_is_asked()
-        records = [self._run_prefill(chunks, HostHints(0, *asked))] if chunks else []
+        records = [self._run_prefill(chunks, asked)] if chunks else []
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.chooses_token], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
@@ -220,10 +228,8 @@ class Engine:
 
     def measure_stages(self, clock: StageClock | None) -> None:
         """Let `clock` measure the prefill and every stage from here on; None ends it."""
-        self._clock = clock
-        for mode in self._modes:
-            for runner in mode.runners:
-                runner.clock = clock
+        for runner in self._all_runners:
+            runner.clock = clock
 
     @property
     def modes(self) -> list[Mode]:
@@ -237,7 +243,12 @@ class Engine:
 
     def capture(self) -> Iterator[CaptureReport]:
         """Capture all stages at all graph sizes; yields a report as each is done. Only when `can_capture` and idle. Raises CaptureError."""
-        return capture_all(capture_plans(self._modes, self.settings.graph_sizes), self.widest_hints)
+        prefill = CapturePlan(self._prefill.load_padding, [self._prefill_runner], self._prefill.graph_sizes)
+        return capture_all([capture_plans(self._modes, self.settings.graph_sizes), [prefill]], self.widest_hints)
+
+    @property
+    def _all_runners(self) -> list[GraphRunner]:
+        return [self._prefill_runner, *(runner for mode in self._modes for runner in mode.runners)]
 
     def find_capturable_size(self, below: int) -> int | None:
         """The largest graph size under `below` that the memory is enough for, all graphs dropped; None when there is none."""
@@ -268,12 +279,28 @@ class Engine:
         parts = CheckedParts(mode.iteration, mode.runners, self._state, caches, self.settings, mode.speculation, self.widest_hints)
         return check_stages(parts, num_requests, self._size_of(num_requests), seed)
 
+    @property
+    def prefill_sizes(self) -> tuple[PrefillSize, ...]:
+        """What prefills are padded to, and captured at."""
+        return self._prefill.graph_sizes
+
+    def check_prefill(self, size: PrefillSize, seed: int) -> PrefillCheck:
+        """Run random chunks of one of `prefill_sizes` in all the ways that must agree: see `prefill_check`. Only when idle."""
+        context_length = self.settings.context_length
+        parts = PrefillParts(
+            self._prefill, self._prefill_runner, self._state, self._caches, context_length, self.vocab_size, self.widest_hints
+        )
+        return check_prefill(parts, size, seed)
+
     def summary(self) -> dict[str, Any]:
         """Counts of the whole run, which of its stages ran as graphs, and the books of the page pool."""
         ran = self._num_iterations_of
         runners = [runner for mode in self._modes for runner in mode.runners]
         num_graph_runs = sum(runner.num_graph_runs for runner in runners)
         num_runs = num_graph_runs + sum(runner.num_eager_runs for runner in runners)
+        stages = {
+            runner.stage.name: {"graph_runs": runner.num_graph_runs, "eager_runs": runner.num_eager_runs} for runner in self._all_runners
+        }
         return {
             **vars(self.counts),
             "num_preemptions": self._scheduler.num_preemptions,
@@ -284,7 +311,7 @@ class Engine:
             "attention_backend": self.attention.name,
             "graph_sizes": list(runners[0].captured_sizes),
             "graph_hit_rate": num_graph_runs / num_runs if num_runs else None,
-            "stages": {runner.stage.name: {"graph_runs": runner.num_graph_runs, "eager_runs": runner.num_eager_runs} for runner in runners},
+            "stages": stages,
             "iterations_by_requests": {str(size): int(count) for size, count in enumerate(ran) if count},
             **({"speculation": describe_modes(self._modes, self.policy)} if len(self._modes) > 1 else {}),
         }
@@ -342,7 +369,7 @@ class Engine:
             self._is_adjusted[rows] = [sampling.adjusts_logits for sampling in samplings]
             self._logprobs.begin(rows, [sequence.request for sequence in admitted])
             write_admitted(self._state, admitted, self.settings.page_size)
-        chunks = self._scheduler.next_chunks()
+        chunks = sorted(self._scheduler.next_chunks(), key=lambda chunk: not chunk.chooses_token)
         started = [chunk.sequence.row for chunk in chunks if chunk.is_last]
         if started:
             self._running = np.append(self._running, started)
@@ -350,11 +377,14 @@ class Engine:
         self.counts.num_recomputed_tokens += sum(chunk.end - chunk.start for chunk in chunks if chunk.sequence.was_preempted)
         return chunks
 
-    def _run_prefill(self, chunks: list[PrefillChunk], hints: HostHints) -> torch.Tensor:
-        if self._clock is None:
-            return self._prefill.run(chunks, hints)
-        with self._clock.span("prefill"):
-            return self._prefill.run(chunks, hints)
+    def _run_prefill(self, chunks: list[PrefillChunk], asked: tuple[bool, bool, bool, bool]) -> torch.Tensor:
+        """Run the chunks; the record of those that choose a token, which come first."""
+        size = self._prefill.size_of(chunks)
+        self._prefill.load(chunks, size)
+        self._prefill_static.check()
+        hints = HostHints(max(chunk.end for chunk in chunks), *asked)
+        self._prefill_runner.run(size, hints)
+        return self._prefill.host_record(sum(chunk.chooses_token for chunk in chunks), hints.any_logprobs)
 
     def _size_of(self, num_requests: int) -> int:
         """Rows that a batch runs as, padding included."""

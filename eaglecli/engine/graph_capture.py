@@ -1,40 +1,41 @@
 """Capturing all stages at all sizes: largest first, one pool of memory, which the smaller sizes then fit into."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
 
 from eaglecli.engine.graph_runner import CaptureError, CaptureReport, GraphRunner
-from eaglecli.engine.iteration import Iteration
 from eaglecli.engine.row_state import HostHints
 
 
 @dataclass(frozen=True, eq=False)
 class CapturePlan:
-    """The stages of one iteration and the sizes to capture them at."""
+    """Stages that read the same inputs, and the sizes to capture them at."""
 
-    iteration: Iteration
+    load_padding: Callable[[Any], None]  # fills the inputs of a size with nothing but padding
     runners: Sequence[GraphRunner]
-    sizes: Sequence[int]
+    sizes: Sequence[Any]
 
 
-def capture_all(plans: Sequence[CapturePlan], hints: HostHints) -> Iterator[CaptureReport]:
+def capture_all(groups: Sequence[Sequence[CapturePlan]], hints: HostHints) -> Iterator[CaptureReport]:
     """Capture every runner at every size; yields a report as each is done. Raises CaptureError.
 
-    Runs on dummy rows: no request may be running. `hints` must hold for every batch to come. CUDA only.
+    Plans of one group have sizes of one kind and are captured together. Runs on dummy rows: no request may be running.
+    `hints` must hold for every batch to come. CUDA only.
     """
     gc.collect()
     pool = torch.cuda.graph_pool_handle()
-    for size in sorted({size for plan in plans for size in plan.sizes}, reverse=True):
-        for plan in plans:
-            if size in plan.sizes:
-                with torch.inference_mode():
-                    plan.iteration.load_rows(np.zeros(0, np.int64), size)
-                    reports = [runner.capture(size, hints, pool) for runner in plan.runners]
-                yield from reports
+    for plans in groups:
+        for size in sorted({size for plan in plans for size in plan.sizes}, reverse=True):
+            for plan in plans:
+                if size in plan.sizes:
+                    with torch.inference_mode():
+                        plan.load_padding(size)
+                        reports = [runner.capture(size, hints, pool) for runner in plan.runners]
+                    yield from reports
 
 
 def find_capturable_size(plans: Sequence[CapturePlan], sizes: Sequence[int], hints: HostHints) -> int | None:
@@ -42,7 +43,7 @@ def find_capturable_size(plans: Sequence[CapturePlan], sizes: Sequence[int], hin
     for size in sorted(sizes, reverse=True):
         _drop(plans)
         try:
-            for _ in capture_all([replace(plan, sizes=[size]) for plan in plans if size in plan.sizes], hints):
+            for _ in capture_all([[replace(plan, sizes=[size]) for plan in plans if size in plan.sizes]], hints):
                 pass
         except CaptureError:
             continue

@@ -1,7 +1,7 @@
-"""Captured CUDA graphs of one stage, one a batch size; where nothing is captured the same padded stage runs eagerly.
+"""Captured CUDA graphs of one stage, one a size; where nothing is captured the same padded stage runs eagerly.
 
-`GraphRunner` serves all stages. Sizes count requests. A batch runs at the smallest captured size that holds it; above
-the largest it runs at its own size, eagerly, and is counted.
+`GraphRunner` serves all stages. Sizes of an iteration count requests, those of a prefill are `PrefillSize`. A batch runs at the smallest
+captured size that holds it; above the largest it runs at its own size, eagerly, and is counted.
 """
 
 import gc
@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from eaglecli.engine.iteration import Stage
 from eaglecli.engine.row_state import HostHints
 from eaglecli.engine.stage_clock import StageClock
 
 GraphPool = tuple[int, int]
+Size = TypeVar("Size", bound=Any)
 FULL_CHECK_PERIOD = 64  # checks of all that a graph relies on, for one in which shapes and dtypes are looked at too
 
 
@@ -37,6 +38,18 @@ def model_capture_mode(graph: torch.cuda.CUDAGraph, pool: GraphPool) -> Iterator
             gc.enable()
 
 
+class CapturableStage(Protocol[Size]):
+    """What a graph is captured of: launches that depend on the size alone, over tensors that never move."""
+
+    name: str
+
+    def run(self, size: Size, hints: HostHints) -> None:
+        """Launch it."""
+
+    def extent(self, size: Size) -> tuple[int, int]:
+        """Requests and tokens of a size, padding included."""
+
+
 @dataclass(frozen=True)
 class CaptureReport:
     """What one captured graph cost."""
@@ -52,10 +65,11 @@ class CaptureReport:
 class CaptureError(Exception):
     """A graph that could not be captured."""
 
-    def __init__(self, stage: str, num_requests: int, is_out_of_memory: bool, reason: str) -> None:
-        super().__init__(f"the {stage} graph of {num_requests} requests: {reason}")
+    def __init__(self, stage: str, num_requests: int, num_tokens: int, is_out_of_memory: bool, reason: str) -> None:
+        super().__init__(f"the {stage} graph of {num_requests} requests, {num_tokens} tokens: {reason}")
         self.stage = stage
         self.num_requests = num_requests
+        self.num_tokens = num_tokens
         self.is_out_of_memory = is_out_of_memory
 
 
@@ -93,60 +107,59 @@ class StaticTensors:
         return [(tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in self._list]
 
 
-class GraphRunner:
+class GraphRunner(Generic[Size]):
     """One stage and its graphs."""
 
-    def __init__(self, stage: Stage, static: StaticTensors) -> None:
-        """`static` is shared by all stages: what one of them writes, the next one reads at the same place."""
+    def __init__(self, stage: CapturableStage[Size], static: StaticTensors) -> None:
+        """`static` is shared by the stages of an iteration: what one of them writes, the next one reads at the same place."""
         self.stage = stage
         self.num_graph_runs = 0
         self.num_eager_runs = 0
         self.clock: StageClock | None = None  # measures every run while there is one
         self._static = static
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Size, torch.cuda.CUDAGraph] = {}
 
     @property
-    def captured_sizes(self) -> tuple[int, ...]:
-        """Ascending, in requests."""
+    def captured_sizes(self) -> tuple[Size, ...]:
+        """Ascending."""
         return tuple(sorted(self._graphs))
 
-    def capture(self, num_requests: int, hints: HostHints, pool: GraphPool) -> CaptureReport:
+    def capture(self, size: Size, hints: HostHints, pool: GraphPool) -> CaptureReport:
         """Capture one size. Runs the stage once eagerly first, so that every kernel variant is compiled before.
 
         Raises CaptureError, whatever went wrong.
         """
         try:
-            return self._capture(num_requests, hints, pool)
+            return self._capture(size, hints, pool)
         except Exception as error:
             shortage = _memory_shortage(error)
             if shortage is None:
-                raise CaptureError(self.stage.name, num_requests, False, f"{type(error).__name__}: {error}") from error
+                raise CaptureError(self.stage.name, *self.stage.extent(size), False, f"{type(error).__name__}: {error}") from error
             reason = " ".join(str(shortage).split())[:200]
         # raised out here: the error of the allocator holds the frames that hold the memory
-        raise CaptureError(self.stage.name, num_requests, True, reason)
+        raise CaptureError(self.stage.name, *self.stage.extent(size), True, reason)
 
-    def _capture(self, num_requests: int, hints: HostHints, pool: GraphPool) -> CaptureReport:
+    def _capture(self, size: Size, hints: HostHints, pool: GraphPool) -> CaptureReport:
         started = perf_counter()
-        self.stage.run(num_requests, hints)
+        self.stage.run(size, hints)
         torch.cuda.synchronize()
         torch.cuda.empty_cache()  # what the eager run used must not count as the graph's, nor stand in its way
         warmed, reserved = perf_counter(), torch.cuda.memory_reserved()
         graph = torch.cuda.CUDAGraph()
         with model_capture_mode(graph, pool):
-            self.stage.run(num_requests, hints)
+            self.stage.run(size, hints)
         torch.cuda.synchronize()
-        self._graphs[num_requests] = graph
+        self._graphs[size] = graph
         self._static.freeze()
-        num_tokens = num_requests * self.stage.tokens_per_request
         num_bytes = torch.cuda.memory_reserved() - reserved
-        return CaptureReport(self.stage.name, num_requests, num_tokens, warmed - started, perf_counter() - warmed, num_bytes)
+        return CaptureReport(self.stage.name, *self.stage.extent(size), warmed - started, perf_counter() - warmed, num_bytes)
 
     def drop_graphs(self) -> None:
         """Forget all graphs; their memory goes back to the pool."""
         self._graphs.clear()
 
-    def run(self, size: int, hints: HostHints) -> None:
-        """Run the first `size` requests of the buffers: by graph when that size is captured, else eagerly."""
+    def run(self, size: Size, hints: HostHints) -> None:
+        """Run that size of the buffers: by graph when it is captured, else eagerly."""
         with self.clock.span(self.stage.name) if self.clock is not None else nullcontext():
             was_graph = self.run_uncounted(size, hints)
         if was_graph:
@@ -154,7 +167,7 @@ class GraphRunner:
         else:
             self.num_eager_runs += 1
 
-    def run_uncounted(self, size: int, hints: HostHints) -> bool:
+    def run_uncounted(self, size: Size, hints: HostHints) -> bool:
         """The same without a trace in the counts; whether it was a graph."""
         graph = self._graphs.get(size)
         if graph is None:

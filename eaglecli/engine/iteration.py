@@ -46,6 +46,10 @@ class Stage:
     tokens_per_request: int
     run: Callable[[int, HostHints], None]
 
+    def extent(self, size: int) -> tuple[int, int]:
+        """Requests and tokens of a size."""
+        return size, size * self.tokens_per_request
+
 
 def allocate_buffers(
     max_requests: int,
@@ -121,6 +125,10 @@ class Iteration:
         if not np.array_equal(padded, self._loaded):
             self.buffers.rows[:size].copy_(to_device(padded, self.buffers.rows.device), non_blocking=True)
             self._loaded = padded
+
+    def load_padding(self, size: int) -> None:
+        """Let all of `size` rows name the dummy row."""
+        self.load_rows(np.zeros(0, np.int64), size)
 
     def _draft(self, size: int, hints: HostHints) -> None:
         buffers = self.buffers

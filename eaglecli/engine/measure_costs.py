@@ -6,7 +6,6 @@ The stages run on padding alone, by graph where they are captured: the same laun
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-import numpy as np
 import torch
 
 from eaglecli.engine.modes import Mode
@@ -50,7 +49,7 @@ def measure_costs(
 
 def _seconds(mode: Mode, size: int, hints: HostHints, is_warm: bool) -> float:
     """The least of a few timings: whatever disturbs one makes it longer. Without a GPU, where one takes long, a single one."""
-    mode.iteration.load_rows(np.zeros(0, np.int64), size)
+    mode.iteration.load_padding(size)
     device = mode.iteration.buffers.rows.device
     is_cuda = device.type == "cuda"
     if is_cuda or not is_warm:

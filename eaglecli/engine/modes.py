@@ -98,7 +98,7 @@ def eagle_drafter(modes: Sequence[Mode]) -> EagleDrafter | None:
 
 def capture_plans(modes: Sequence[Mode], sizes: Sequence[int]) -> list[CapturePlan]:
     """Every mode at the graph sizes that its batches are padded to."""
-    return [CapturePlan(mode.iteration, mode.runners, reachable_sizes(sizes, mode.max_requests)) for mode in modes]
+    return [CapturePlan(mode.iteration.load_padding, mode.runners, reachable_sizes(sizes, mode.max_requests)) for mode in modes]
 
 
 def describe_modes(modes: Sequence[Mode], policy: SpeculationPolicy) -> dict[str, Any]:

@@ -20,19 +20,16 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from eaglecli.engine.check_tools import HUGE, Snapshot, differing, restore, spoil, write_random_rows
 from eaglecli.engine.graph_runner import GraphRunner
 from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.row_state import HostHints, RowState
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
-from eaglecli.kernels.adjust_logits import AdjustmentTensors
 
 _NUM_ITERATIONS = 2
 _MAX_CACHE_SLOTS = 2048  # of all rows together, if that gives each of them enough: what is copied and compared stays small
 _MAX_PROMPT_LEN = 256
 _MIN_PROMPT_LEN = 4
-_HUGE = 2**30
-
-Snapshot = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +90,7 @@ def check_stages(parts: CheckedParts, num_requests: int, size: int, seed: int) -
     try:
         return _Check(parts, num_requests, size, seed).run()
     finally:
-        _restore(named_tensors("state", parts.state), found)
+        restore(named_tensors("state", parts.state), found)
 
 
 class _Check:
@@ -115,8 +112,8 @@ class _Check:
         stages, graph_differs = self.eager, None
         if self.is_captured:
             stages = [runner.run for runner in self.parts.runners]
-            graph_differs = _differing(reference.tensors, self._run(stages, self.size).tensors)
-        poison_differs = _differing(self._known(reference), self._known(self._run(stages, self.size, self._poison)))
+            graph_differs = differing(reference.tensors, self._run(stages, self.size).tensors)
+        poison_differs = differing(self._known(reference), self._known(self._run(stages, self.size, self._poison)))
         poison_differs += self._find_touched_poison()
         unpadded = self._run(self.eager, len(self.batch.rows))
         return StageCheck(
@@ -176,7 +173,7 @@ class _Check:
         return start | {name: cache[:, :, self.batch.owned_slots] for name, cache in self.parts.caches.items()}
 
     def _restore_all(self) -> None:
-        _restore(self._statics(), self.start)
+        restore(self._statics(), self.start)
         for name, cache in self.parts.caches.items():
             cache[:, :, self.batch.free_slots] = 0
             cache[:, :, :1] = 0
@@ -214,13 +211,13 @@ class _Check:
             cache[:, :, tail_slots] = torch.nan
             cache[:, :, :1] = torch.nan
         for tensor in self._handed_on().values():
-            _spoil(tensor, slice(self.size, None))
-        parts.iteration.buffers.rows[self.size :] = _HUGE
+            spoil(tensor, slice(self.size, None))
+        parts.iteration.buffers.rows[self.size :] = HUGE
         is_unused = torch.ones_like(parts.state.finished)
         is_unused[[*batch.rows.tolist(), parts.state.dummy_row]] = False
         for name, tensor in named_tensors("state", parts.state).items():
             if name != "state.slot_table":
-                _spoil(tensor, is_unused)
+                spoil(tensor, is_unused)
         width = parts.state.slot_table.shape[1]
         rows = torch.from_numpy(batch.rows).to(device)
         is_beyond = torch.arange(width, device=device) >= batch.columns[:, None]
@@ -261,79 +258,11 @@ def _deal_rows(parts: CheckedParts, num_requests: int, seed: int) -> RandomBatch
         for layer in cache:  # a layer at a time: normal_ of a gather of all would be a copy of all
             values = torch.empty(2, len(known), *cache.shape[3:], dtype=cache.dtype, device=device).normal_(generator=generator)
             layer[:, known_slots] = values
-    _write_rows(parts, rows, table, lengths, limits, random)
+    write_random_rows(state, parts.iteration.vocab_size, rows, table, lengths, limits, random)
     state.draft_hidden[torch.from_numpy(rows).to(device)] = torch.empty(
         num_requests, state.draft_hidden.shape[1], dtype=state.draft_hidden.dtype, device=device
     ).normal_(generator=generator)
     return RandomBatch(rows, known_slots, owned_slots, free_slots, torch.from_numpy(columns).to(device))
-
-
-def _write_rows(
-    parts: CheckedParts, rows: np.ndarray, table: np.ndarray, lengths: np.ndarray, limits: np.ndarray, random: np.random.Generator
-) -> None:
-    state, count, topk = parts.state, len(rows), parts.settings.num_candidates
-    vocab_size = parts.iteration.vocab_size
-    temperature = np.where(random.random(count) < 0.5, 0.0, random.uniform(0.3, 1.5, count))
-    values = {
-        "slot_table": table,
-        "lengths": lengths,
-        "limits": limits,
-        "verified_id": random.integers(0, vocab_size, count),
-        "finished": np.zeros(count, bool),
-        "temperature": temperature,
-        "top_k": random.choice([-1, 20], count),
-        "top_p": random.choice([1.0, 0.8], count),
-        "min_p": random.choice([0.0, 0.05], count),
-        "seed": random.integers(0, 2**62, count),
-        "sample": random.integers(0, 3, count),
-        "draft_token": np.stack([random.permutation(vocab_size)[:topk] for _ in range(count)]),
-        "draft_log_q": -np.sort(random.exponential(2.0, (count, topk)), 1),
-    }
-    index = torch.from_numpy(rows).to(state.lengths.device)
-    for name, value in values.items():
-        tensor = getattr(state, name)
-        tensor[index] = torch.from_numpy(np.ascontiguousarray(value)).to(tensor.device, tensor.dtype)
-    state.stop_ids[index] = -1
-    if state.adjustments is not None:
-        _write_random_adjustments(state.adjustments, index, lengths, random)
-    if state.wants_logprobs is not None:
-        state.wants_logprobs[index] = torch.from_numpy(random.random(count) < 0.5).to(index.device)
-
-
-def _write_random_adjustments(tables: AdjustmentTensors, rows: torch.Tensor, lengths: np.ndarray, random: np.random.Generator) -> None:
-    """Half of the rows ask for all of it; a tenth of the vocabulary has occurred."""
-    count, vocab_size = len(lengths), tables.counts.shape[1]
-    values = {
-        "is_adjusted": random.random(count) < 0.5,
-        "repetition_penalty": random.uniform(0.7, 1.5, count),
-        "presence_penalty": random.uniform(-1, 1, count),
-        "frequency_penalty": random.uniform(-1, 1, count),
-        "min_until": lengths + random.integers(0, 4, count),
-        "counts": np.where(random.random((count, vocab_size)) < 0.1, random.integers(1, 5, (count, vocab_size)), 0),
-        "bias": np.where(random.random((count, vocab_size)) < 0.05, random.uniform(-4, 4, (count, vocab_size)), 0.0),
-    }
-    for name, value in values.items():
-        tensor = getattr(tables, name)
-        tensor[rows] = torch.from_numpy(value).to(tensor.device, tensor.dtype)
-
-
-def _spoil(tensor: torch.Tensor, where: torch.Tensor | slice) -> None:
-    tensor[where] = torch.nan if tensor.is_floating_point() else True if tensor.dtype == torch.bool else _HUGE
-
-
-def _restore(tensors: Mapping[str, torch.Tensor], values: Mapping[str, torch.Tensor]) -> None:
-    for name, tensor in tensors.items():
-        tensor.copy_(values[name])
-
-
-def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as integers: NaN equals itself, -0 is not 0."""
-    kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    return tensor.contiguous().view(kinds[tensor.dtype.itemsize]) if tensor.is_floating_point() else tensor
-
-
-def _differing(expected: Snapshot, found: Snapshot) -> tuple[str, ...]:
-    return tuple(name for name in expected if not torch.equal(_bits(expected[name]), _bits(found[name])))
 
 
 def _count_differing_texts(expected: list[np.ndarray], found: list[np.ndarray]) -> int:

@@ -46,7 +46,10 @@ def test_without_a_gpu_the_padded_stages_are_checked_and_nothing_is_captured(pai
     checked = [(check["size"], check["num_requests"]) for check in document["checks"]]
     assert checked == [(1, 1), (2, 2), (4, 3), (4, 4), (8, 5)]  # at most five requests run
     assert all(check["is_exact"] and check["num_padding_differs"] == 0 for check in document["checks"])
-    assert "graphs are not used" in done.stderr and "5 checks passed" in done.stderr
+    prefills = [(check["size_tokens"], check["num_tokens"] <= check["size_tokens"]) for check in document["prefill_checks"]]
+    assert prefills == [(64, True), (128, True), (256, True), (512, True)]
+    assert all(check["is_exact"] and check["num_padding_differs"] == 0 for check in document["prefill_checks"])
+    assert "graphs are not used" in done.stderr and "9 checks passed" in done.stderr
 
 
 def test_without_json_nothing_goes_to_standard_output(pair):
@@ -206,7 +209,7 @@ def test_values_after_the_option_belong_to_it_up_to_the_next_option():
 def fake_engine(is_out_of_memory: bool, fitting_size: int | None):
     def capture():
         yield CaptureReport("draft", 8, 8, 0.1, 0.1, 1 << 20)
-        raise CaptureError("verify", 8, is_out_of_memory, "no luck")
+        raise CaptureError("verify", 8, 32, is_out_of_memory, "no luck")
 
     return SimpleNamespace(capture=capture, find_capturable_size=lambda below: fitting_size if below == 8 else -1)
 
@@ -229,6 +232,31 @@ def test_a_capture_that_fails_names_a_flag_and_a_value_that_would_do(is_out_of_m
     assert words in raised.value.hint
     assert "verify" in raised.value.message and "8 requests" in raised.value.message
     assert len(seen) == 1
+
+
+def test_a_prefill_without_room_for_its_graph_names_a_smaller_chunk():
+    """B28."""
+
+    def capture():
+        yield CaptureReport("prefill", 8, 512, 0.1, 0.1, 1 << 20)
+        raise CaptureError("prefill", 8, 384, True, "no luck")
+
+    with pytest.raises(UserError) as raised:
+        capture_graphs(SimpleNamespace(capture=capture), settings_of("cuda"))  # type: ignore[arg-type]
+    assert raised.value.exit_code == ExitCode.MEMORY
+    assert "--chunked-prefill-size 192" in raised.value.hint and "384 tokens" in raised.value.message
+
+
+def test_a_difference_of_a_prefill_is_told_by_name_and_exit_code(pair, monkeypatch):
+    check_prefill = Engine.check_prefill
+    monkeypatch.setattr(
+        Engine,
+        "check_prefill",
+        lambda engine, size, seed: dataclasses.replace(check_prefill(engine, size, seed), poison_differs=("state.verified_id",)),
+    )
+    done = invoke(pair, "--cuda-graph-bs", "1")
+    assert done.exit_code == ExitCode.CHECK_FAILED
+    assert "poison: state.verified_id" in done.stderr
 
 
 def test_the_backend_is_chosen_by_flag_or_by_device():

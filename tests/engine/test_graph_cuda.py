@@ -25,6 +25,9 @@ TRIPLES: list[Triple | None] = [None, (4, 1, 5), (3, 2, 7), (5, 4, 16)]
 def captured_engine(pair: LoadedPair, triple: Triple | None, **settings: object) -> Engine:
     engine = make_engine(pair.target, pair.draft, triple, graph_sizes=SIZES, **{"max_running_requests": 17, **settings})
     reports = list(engine.capture())
+    prefills = [report.num_tokens for report in reports if report.stage == "prefill"]
+    assert prefills == [size.num_tokens for size in sorted(engine.prefill_sizes, reverse=True)]
+    reports = [report for report in reports if report.stage != "prefill"]
     assert [report.num_requests for report in reports[:: len(engine._runners)]] == sorted(SIZES, reverse=True)
     assert all(
         report.num_tokens == report.num_requests * engine._runners[0].stage.tokens_per_request
@@ -53,6 +56,25 @@ def test_graphs_equal_the_padded_stages_at_every_batch_size_with_poison(
         assert check.num_padding_differs == 0 or dtype != torch.float32, check
 
 
+@pytest.mark.parametrize("triple", [None, (4, 1, 5)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_prefill_graphs_equal_the_padded_stage_at_every_size_with_poison(
+    twin: LoadedPair, triple: Triple | None, dtype: torch.dtype
+) -> None:
+    target = load_target(twin.target.path, dtype, DEVICE, 256)
+    draft = load_draft(draft_dir(twin), target, dtype, DEVICE, 256) if triple else None
+    speculation = SpeculationSettings(*triple) if triple else PLAIN
+    sizes = {"max_running_requests": 70, "chunked_prefill_size": 1000, "graph_sizes": SIZES, "speculation": speculation}
+    engine = Engine(target.model, draft.model if draft else None, EngineSettings(256, 16384, **sizes))
+    list(engine.capture())
+    assert {size.num_rows for size in engine.prefill_sizes} == {8, 64, 70}
+    for size in engine.prefill_sizes:
+        for seed in range(3):
+            check = engine.check_prefill(size, seed)
+            assert (check.graph_differs, check.poison_differs) == ((), ()), check
+            assert check.num_padding_differs == 0 or dtype != torch.float32, check
+
+
 @pytest.mark.parametrize("triple", TRIPLES, ids=str)
 def test_float32_text_with_graphs_is_the_oracles(pair: LoadedPair, triple: Triple | None) -> None:
     requests = mixed_requests(20, seed=9, max_cap=20)
@@ -62,6 +84,7 @@ def test_float32_text_with_graphs_is_the_oracles(pair: LoadedPair, triple: Tripl
     by_requests = {int(size): count for size, count in summary["iterations_by_requests"].items()}
     expected = sum(count for size, count in by_requests.items() if size <= 16) / summary["num_iterations"]
     assert summary["graph_hit_rate"] == pytest.approx(expected)
+    assert summary["stages"]["prefill"]["eager_runs"] == 0 < summary["stages"]["prefill"]["graph_runs"]
 
 
 @pytest.mark.parametrize("triple", [None, (4, 1, 5)], ids=str)
@@ -124,7 +147,7 @@ def test_smaller_sizes_live_in_the_memory_of_the_largest(twin: LoadedPair) -> No
     """B28: growth is bounded."""
     engine = make_engine(twin.target, twin.draft, (3, 2, 7), graph_sizes=tuple(range(1, 17)), context_length=256)
     sizes: dict[int, int] = {}
-    for report in engine.capture():
+    for report in (report for report in engine.capture() if report.stage != "prefill"):
         sizes[report.num_requests] = sizes.get(report.num_requests, 0) + report.num_bytes
     assert sum(sizes.values()) <= max(sizes[16], 1 << 21) * 3
 

@@ -28,6 +28,9 @@ def play_graphs(engine: Engine, sizes: tuple[int, ...]) -> None:
         for size in sizes:
             runner._graphs[size] = PlayedGraph(runner, size, engine.widest_hints)
     engine._static.freeze()
+    for prefill_size in engine.prefill_sizes:
+        engine._prefill_runner._graphs[prefill_size] = PlayedGraph(engine._prefill_runner, prefill_size, engine.widest_hints)
+    engine._prefill_static.freeze()
 
 
 def test_only_captured_sizes_run_by_graph_and_both_kinds_are_counted():
@@ -52,6 +55,8 @@ def test_the_whole_engine_runs_on_graphs_and_says_so(twin: LoadedPair, triple):
     by_requests = {int(size): count for size, count in summary["iterations_by_requests"].items()}
     above = sum(count for size, count in by_requests.items() if size > 8)
     assert above and sum(by_requests.values()) == summary["num_iterations"]
+    prefill = summary["stages"].pop("prefill")
+    assert prefill["graph_runs"] and not prefill["eager_runs"]
     for counts in summary["stages"].values():
         assert counts == {"graph_runs": summary["num_iterations"] - above, "eager_runs": above}
     assert summary["graph_hit_rate"] == pytest.approx(1 - above / summary["num_iterations"])
@@ -69,8 +74,8 @@ def test_without_padding_only_a_batch_of_a_captured_size_meets_a_graph(rand: Loa
 
 
 def test_plain_decoding_has_no_extend_stage(twin: LoadedPair):
-    assert list(make_engine(twin.target, None).summary()["stages"]) == ["draft", "verify"]
-    assert list(make_engine(twin.target, twin.draft, (2, 1, 3)).summary()["stages"]) == ["draft", "verify", "extend"]
+    assert list(make_engine(twin.target, None).summary()["stages"]) == ["prefill", "draft", "verify"]
+    assert list(make_engine(twin.target, twin.draft, (2, 1, 3)).summary()["stages"]) == ["prefill", "draft", "verify", "extend"]
 
 
 @pytest.mark.parametrize(

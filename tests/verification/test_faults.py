@@ -167,14 +167,7 @@ def draft_noise_is_of_the_place_before(patch: Patch) -> None:
 
 
 def prompt_is_not_shifted_for_the_draft(patch: Patch) -> None:
-    def wrap(pack: Callable) -> Callable:
-        def same(chunks, state):
-            packed = pack(chunks, state)
-            return replace(packed, next_ids=packed.input_ids)
-
-        return same
-
-    patch(prefill_module, "pack_chunks", wrap)
+    patch(prefill_module, "view_batch", after(lambda packed: replace(packed, next_ids=packed.input_ids)))
 
 
 def first_token_is_not_told_to_the_draft(patch: Patch) -> None:
