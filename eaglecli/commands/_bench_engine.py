@@ -1,6 +1,5 @@
 """Models loaded once, and for every triple, or plan of several, an engine large enough for all its batch sizes."""
 
-import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from eaglecli.commands._graphs import capture_graphs, choose_backend, describe_g
 from eaglecli.commands._open_engine import MAX_STOP_IDS, FoundModels, cache_bytes, choose_kernels, find_models, has_draft, run_dtype
 from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import GenerateSettings
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.floor import IterationWork, iteration_work
@@ -128,13 +128,6 @@ def synchronize(device: torch.device) -> None:
     """Wait until the device has done all it was given."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def release_memory() -> None:
-    """Give back what an engine held that nobody uses any more: its parts know one another."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _cache_tokens(

@@ -4,7 +4,6 @@ For short texts of a small model a prefill costs more than many steps, so reques
 free stay empty until there is a group of them.
 """
 
-import gc
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -89,13 +88,6 @@ def open_chain_engine(target: TargetModel, draft: DraftModel, context_length: in
         speculation=speculation,
     )
     return Engine(target, draft, settings)
-
-
-def release_memory() -> None:
-    """Give the memory of engines that nobody uses any more back: their caches are large and their parts know one another."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def _cache_tokens(target: TargetModel, context_length: int, max_running_requests: int) -> int:
