@@ -11,6 +11,7 @@ from eaglecli.commands._graphs import capture_graphs, choose_backend, describe_g
 from eaglecli.commands._open_engine import MAX_STOP_IDS, FoundModels, cache_bytes, choose_kernels, find_models, has_draft, run_dtype
 from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import GenerateSettings
+from eaglecli.engine.cache_size import cache_bytes_per_token
 from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
@@ -141,9 +142,7 @@ def _cache_tokens(
     """Slots for a full batch of the longest request, beside tables that take `table_bytes`. Raises UserError when not even one has room."""
     page = settings.page_size
     row = -(-(longest + plan.lookahead) // page) * page
-    parts = [(models.target.config.num_layers, models.target.config.num_kv_heads, models.target.config.head_dim)]
-    parts += [] if draft is None else [(draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim)]
-    bytes_per_token = sum(2 * layers * heads * size for layers, heads, size in parts) * models.dtype.itemsize
+    bytes_per_token = cache_bytes_per_token(models.dtype, models.target.config, draft.model if draft else None)
     affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token
     if affordable < row + page:
         raise UserError("no memory is left for the KV cache", "use shorter lengths or a larger --mem-fraction-static", ExitCode.MEMORY)

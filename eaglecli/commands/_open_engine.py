@@ -14,6 +14,7 @@ import torch
 from eaglecli.commands._graphs import capture_for_run, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
 from eaglecli.commands._speculation import SpeculationPlan, describe_costs, make_policy, plan_speculation
 from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
+from eaglecli.engine.cache_size import cache_bytes_per_token
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
 from eaglecli.engine.request import Completion, Request
@@ -259,10 +260,7 @@ def _cache_tokens(
     settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None, context_length: int, table_bytes: int
 ) -> int:
     """KV slots: every row at the full context if the memory that `table_bytes` leaves allows it, else what it allows."""
-    layers = [(target.config.num_layers, target.config.num_kv_heads, target.config.head_dim)]
-    if draft is not None:
-        layers.append((draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim))
-    bytes_per_token = sum(2 * count * heads * size for count, heads, size in layers) * target.model.dtype.itemsize
+    bytes_per_token = cache_bytes_per_token(target.model.dtype, target.config, draft.model if draft else None)
     row = -(-(context_length + plan_of(settings).lookahead) // settings.page_size) * settings.page_size
     wanted = settings.max_running_requests * row + settings.page_size
     affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token

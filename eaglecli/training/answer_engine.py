@@ -10,6 +10,7 @@ from itertools import islice
 import numpy as np
 import torch
 
+from eaglecli.engine.cache_size import cache_bytes_per_token
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
@@ -92,10 +93,8 @@ def open_chain_engine(target: TargetModel, draft: DraftModel, context_length: in
 
 def _cache_tokens(target: TargetModel, context_length: int, max_running_requests: int) -> int:
     """KV slots for all rows at full length, or as many as there is memory for."""
-    config = target.config
     row_tokens = -(-(context_length + 1 + _PAGE_SIZE) // _PAGE_SIZE) * _PAGE_SIZE
     if not target.embed_weight.is_cuda:
         return min(max_running_requests, _CACHE_ROWS_ON_CPU) * row_tokens
-    bytes_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * target.dtype.itemsize
-    affordable = int(_CACHE_SHARE * torch.cuda.mem_get_info()[0] / bytes_per_token)
+    affordable = int(_CACHE_SHARE * torch.cuda.mem_get_info()[0] / cache_bytes_per_token(target.dtype, target.config))
     return max(row_tokens, min(max_running_requests * row_tokens, affordable))
