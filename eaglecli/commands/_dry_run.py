@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from eaglecli.commands._chat_template import prepare_tokenizer
+from eaglecli.commands._engine_settings import MAX_STOP_IDS, wanted_cache_tokens
 from eaglecli.commands._open_engine import FoundModels, OpenedEngine, plan_of, run_dtype
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.commands._resume import find_run_to_take_up, identify
@@ -27,7 +28,6 @@ from eaglecli.models.fill import check_headers
 from eaglecli.models.target import TargetModel
 
 NUM_COUNTED_RECORDS = 1000
-MAX_STOP_IDS = 16
 MAX_SHOWN_CHARACTERS = 1500
 GIB, MIB = 2**30, 2**20
 HEAD_NAME = "lm_head.weight"
@@ -189,15 +189,9 @@ def estimate_memory(models: FoundModels, settings: GenerateSettings) -> MemoryEs
         draft_weights = sum(
             int(np.prod(shape)) for name, shape in models.draft_fit.description.shapes.items() if name not in ("d2t", "t2d")
         )
-    tokens = settings.max_total_tokens or _wanted_tokens(settings, context_length)
+    tokens = settings.max_total_tokens or wanted_cache_tokens(settings, plan_of(settings), context_length)
     cache = tokens * cache_bytes_per_token(dtype, config, draft)
     return MemoryEstimate(weights * dtype.itemsize, draft_weights * dtype.itemsize, cache, tokens)
-
-
-def _wanted_tokens(settings: GenerateSettings, context_length: int) -> int:
-    """Every row at the full context, as the engine takes it when the memory is there."""
-    row = -(-(context_length + plan_of(settings).lookahead) // settings.page_size) * settings.page_size
-    return settings.max_running_requests * row + settings.page_size
 
 
 def _num_values(tensors: Any) -> int:
