@@ -1,13 +1,14 @@
 """Targets and drafts of a real shape with random weights, for speed runs where the real weights are not at hand."""
 
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
+from eaglecli.engine.floor import iteration_work
+from eaglecli.engine.settings import SpeculationSettings
 from eaglecli.models.draft_loader import LoadedDraft, load_draft
 from eaglecli.models.loader import LoadedTarget, load_target
 from tests.fixtures import llama_config, scattered_ids, vocabulary_tables
@@ -28,16 +29,9 @@ class DummyPair:
     target: LoadedTarget
     draft: LoadedDraft
 
-    def floor_s(self, num_steps: int) -> float:
-        """Seconds that reading the weights of one iteration takes at best; num_steps 0 is plain decoding. The cache is left out."""
-        model, draft = self.target.model, self.draft.model
-        embedding = 0 if self.target.config.tie_word_embeddings else _num_bytes([model.embed_weight])
-        target_bytes = _num_bytes(model.parameters()) - embedding
-        fc_bytes = _num_bytes([draft.fc_weight])  # type: ignore[attr-defined]
-        # the embedding is looked up, not read, and fc runs once an iteration; both are parameters of the module
-        per_step = (weight for name, weight in draft.named_parameters() if name not in ("embed_weight", "fc_weight"))  # type: ignore[attr-defined]
-        draft_bytes = _num_bytes(per_step) + (0 if _is_parameter(draft, "head_weight") else _num_bytes([draft.head_weight]))  # type: ignore[attr-defined]
-        return (target_bytes + num_steps * draft_bytes + (fc_bytes if num_steps else 0)) / BANDWIDTH
+    def floor_s(self, speculation: SpeculationSettings) -> float:
+        """Seconds that reading the weights of one iteration takes at best. The cache is left out."""
+        return iteration_work(self.target.model, self.draft.model, speculation).weight_bytes / BANDWIDTH
 
 
 def load_dummy_pair(shape: str, folder: Path, dtype: torch.dtype, device: torch.device, context_length: int) -> DummyPair:
@@ -78,11 +72,3 @@ def write_dummy_draft(folder: Path, target: dict, dtype: torch.dtype, device: to
     config = {**target, "num_hidden_layers": 1, "draft_vocab_size": draft_vocab, "tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _is_parameter(module: object, name: str) -> bool:
-    return name in dict(module.named_parameters())  # type: ignore[attr-defined]
-
-
-def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -137,7 +137,7 @@ def measure(pair: DummyPair, shape: str, mode: str, speculation: SpeculationSett
         mode,
         batch,
         iteration_ms=seconds / iterations * 1e3,
-        floor_ms=pair.floor_s(speculation.num_steps) * 1e3,
+        floor_ms=pair.floor_s(speculation) * 1e3,
         host_us=(seconds - waited_s) / iterations * 1e6,
         no_graph_share=share,
         tokens_per_s=tokens / seconds,

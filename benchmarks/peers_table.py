@@ -20,13 +20,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from eaglecli.commands._bench_engine import BenchModels, find_bench_models, load_bench_models, open_bench_engine, release_memory
+from eaglecli.commands._bench_engine import BenchModels, find_bench_models, load_bench_models, open_bench_engine
 from eaglecli.commands._bench_prompts import read_prompts
 from eaglecli.commands._bench_run import Pass, in_simulated_step, run_pass, warm_up
 from eaglecli.commands._bench_settings import BenchOptions, with_bench_defaults
 from eaglecli.commands._open_engine import find_device
 from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import GenerateSettings, resolve_settings
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Request
 from eaglecli.engine.settings import PLAIN, SpeculationSettings

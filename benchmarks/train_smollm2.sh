@@ -16,6 +16,7 @@
 #     call 1  join ... && run $W $T $P 500 && pack $W $OUT         prompts and answers (30 M tokens), first steps
 #     call 2  run $W $T $P 540 && pack $W $OUT                     the training
 #     call 3  run $W $T $P 300 && pack $W $OUT                     its end
+# The shipped draft was trained with these options, and with --seconds 430 --max-answer-tokens 39000000 in the call of the training.
 # To compare learning rates before: run twice with --retrain --num-steps 150 --learning-rate 5e-4 (2e-3), look at curve.jsonl.
 # Give the same options in every call; `--seconds S` makes the cosine end after S seconds of training, whatever the speed.
 set -eu
@@ -34,7 +35,7 @@ run)
         --self-prompts 60000 --num-samples 2 --low-temperature 0.3 --high-temperature 0.9 --max-new-tokens 384 \
         --max-answer-tokens 54000000 --max-running-requests 512 \
         --draft-vocab-size 11776 --sequence-length 2048 --batch-size 16 --micro-batch-size 16 --num-unroll-steps 7 \
-        --epochs 3 --learning-rate 1e-3 --warmup-steps 30 --evaluate-every 400 --checkpoint-every 120 \
+        --epochs 3 --learning-rate 3e-3 --warmup-steps 100 --evaluate-every 800 --checkpoint-every 120 \
         --max-shard-bytes 15000000 --progress plain --stop-after "$seconds" "$@"
     ;;
 pack)

@@ -1,6 +1,5 @@
 """Models loaded once, and for every triple, or plan of several, an engine large enough for all its batch sizes."""
 
-import gc
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +7,18 @@ from dataclasses import dataclass
 import torch
 
 from eaglecli.commands._bench_settings import for_triple
+from eaglecli.commands._engine_settings import engine_settings
 from eaglecli.commands._graphs import capture_graphs, choose_backend, describe_graphs, wanted_graph_sizes, why_no_graphs
-from eaglecli.commands._open_engine import MAX_STOP_IDS, FoundModels, cache_bytes, choose_kernels, find_models, has_draft, run_dtype
+from eaglecli.commands._open_engine import FoundModels, choose_kernels, find_models, has_draft, run_dtype
 from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import GenerateSettings
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.device_speed import DeviceSpeed, measure_device
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.floor import IterationWork, iteration_work
-from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
 from eaglecli.engine.request import Request
-from eaglecli.engine.settings import EngineSettings, SpeculationSettings
-from eaglecli.errors import ExitCode, UserError
+from eaglecli.engine.settings import SpeculationSettings
+from eaglecli.io.sampling_options import SamplingNeeds
 from eaglecli.models.draft_fit import DraftFit
 from eaglecli.models.draft_loader import LoadedDraft, build_draft
 from eaglecli.models.dummy_draft import DUMMY_DRAFT, build_dummy_draft, dummy_draft_fit
@@ -95,26 +95,9 @@ def open_bench_engine(
     graph_sizes = () if why_no_graphs(settings, backend) else wanted_graph_sizes(settings)
     draft = models.draft if plan.deepest.num_steps else None
     longest = max(len(request.prompt_ids) + request.sampling.max_new_tokens for request in requests)
-    adjusts_logits = any(request.sampling.adjusts_logits for request in requests)
-    table_bytes = (max(batch_sizes) + 1) * models.target.config.vocab_size * BYTES_PER_ENTRY if adjusts_logits else 0
-    logprobs = [request.sampling.logprobs for request in requests if request.sampling.logprobs is not None]
-    engine_settings = EngineSettings(
-        context_length=models.context_length,
-        max_total_tokens=settings.max_total_tokens or _cache_tokens(models, draft, settings, plan, longest, table_bytes),
-        max_running_requests=max(batch_sizes),
-        page_size=settings.page_size,
-        chunked_prefill_size=settings.chunked_prefill_size,
-        max_stop_ids=MAX_STOP_IDS,
-        speculation=plan.first,
-        alternatives=plan.alternatives,
-        graph_sizes=graph_sizes,
-        pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
-        adjusts_logits=adjusts_logits,
-        is_deterministic=settings.enable_deterministic_inference,
-        max_logprobs=max(logprobs, default=None),
-        simulated_accept_length=simulated_accept_length if plan.deepest.num_steps else None,
-    )
-    engine = Engine(models.target.model, draft.model if draft else None, engine_settings, backend)
+    simulated = simulated_accept_length if plan.deepest.num_steps else None
+    own_settings = engine_settings(settings, models.target, draft, plan, _needs(requests), graph_sizes, longest, simulated)
+    engine = Engine(models.target.model, draft.model if draft else None, own_settings, backend)
     graphs = "no graphs"
     if engine.can_capture and graph_sizes:
         capture_started = time.perf_counter()
@@ -130,28 +113,6 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def release_memory() -> None:
-    """Give back what an engine held that nobody uses any more: its parts know one another."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-
-
-def _cache_tokens(
-    models: BenchModels,
-    draft: LoadedDraft | None,
-    settings: GenerateSettings,
-    plan: SpeculationPlan,
-    longest: int,
-    table_bytes: int,
-) -> int:
-    """Slots for a full batch of the longest request, beside tables that take `table_bytes`. Raises UserError when not even one has room."""
-    page = settings.page_size
-    row = -(-(longest + plan.lookahead) // page) * page
-    parts = [(models.target.config.num_layers, models.target.config.num_kv_heads, models.target.config.head_dim)]
-    parts += [] if draft is None else [(draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim)]
-    bytes_per_token = sum(2 * layers * heads * size for layers, heads, size in parts) * models.dtype.itemsize
-    affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token
-    if affordable < row + page:
-        raise UserError("no memory is left for the KV cache", "use shorter lengths or a larger --mem-fraction-static", ExitCode.MEMORY)
-    return min(settings.max_running_requests * row + page, affordable)
+def _needs(requests: Sequence[Request]) -> SamplingNeeds:
+    logprobs = [request.sampling.logprobs for request in requests if request.sampling.logprobs is not None]
+    return SamplingNeeds(any(request.sampling.adjusts_logits for request in requests), max(logprobs, default=None))

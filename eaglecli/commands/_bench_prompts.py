@@ -15,7 +15,8 @@ import numpy as np
 
 from eaglecli.commands._bench_settings import EVALUATION, EVALUATION_SETS, RANDOM, SHAREGPT, BenchOptions
 from eaglecli.commands._chat_template import prepare_tokenizer
-from eaglecli.commands._dry_run import MAX_STOP_IDS, NoEngine
+from eaglecli.commands._dry_run import NoEngine
+from eaglecli.commands._engine_settings import MAX_STOP_IDS
 from eaglecli.commands._input import read_input, select_input
 from eaglecli.commands._open_engine import FoundModels, OpenedEngine
 from eaglecli.commands._request_maker import RequestMaker

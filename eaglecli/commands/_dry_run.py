@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from eaglecli.commands._chat_template import prepare_tokenizer
+from eaglecli.commands._engine_settings import MAX_STOP_IDS, wanted_cache_tokens
 from eaglecli.commands._open_engine import FoundModels, OpenedEngine, plan_of, run_dtype
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.commands._resume import find_run_to_take_up, identify
 from eaglecli.config import GenerateSettings
+from eaglecli.engine.cache_size import cache_bytes_per_token
 from eaglecli.engine.request import Request
 from eaglecli.errors import ExitCode
 from eaglecli.io.console import visible
@@ -26,7 +28,6 @@ from eaglecli.models.fill import check_headers
 from eaglecli.models.target import TargetModel
 
 NUM_COUNTED_RECORDS = 1000
-MAX_STOP_IDS = 16
 MAX_SHOWN_CHARACTERS = 1500
 GIB, MIB = 2**30, 2**20
 HEAD_NAME = "lm_head.weight"
@@ -182,23 +183,15 @@ def estimate_memory(models: FoundModels, settings: GenerateSettings) -> MemoryEs
     if headers:
         check_headers(target.checkpoint_views(), headers, str(models.target_path))
     weights = _num_values(view for view in target.checkpoint_views().values())
-    layers = [(config.num_layers, config.num_kv_heads, config.head_dim)]
-    draft_weights = 0
+    draft, draft_weights = None, 0
     if models.draft_fit is not None:
         draft = shape_only_model(models.draft_fit.config)
-        layers.append((draft.num_layers, draft.num_kv_heads, draft.head_dim))
         draft_weights = sum(
             int(np.prod(shape)) for name, shape in models.draft_fit.description.shapes.items() if name not in ("d2t", "t2d")
         )
-    bytes_per_token = sum(2 * count * heads * size for count, heads, size in layers) * dtype.itemsize
-    tokens = settings.max_total_tokens or _wanted_tokens(settings, context_length)
-    return MemoryEstimate(weights * dtype.itemsize, draft_weights * dtype.itemsize, tokens * bytes_per_token, tokens)
-
-
-def _wanted_tokens(settings: GenerateSettings, context_length: int) -> int:
-    """Every row at the full context, as the engine takes it when the memory is there."""
-    row = -(-(context_length + plan_of(settings).lookahead) // settings.page_size) * settings.page_size
-    return settings.max_running_requests * row + settings.page_size
+    tokens = settings.max_total_tokens or wanted_cache_tokens(settings, plan_of(settings), context_length)
+    cache = tokens * cache_bytes_per_token(dtype, config, draft)
+    return MemoryEstimate(weights * dtype.itemsize, draft_weights * dtype.itemsize, cache, tokens)
 
 
 def _num_values(tensors: Any) -> int:

@@ -3,7 +3,6 @@
 `find_models` reads configs and headers only, so a pair that does not fit is refused in seconds; `open_engine` loads.
 """
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,13 +10,14 @@ from typing import Any, Protocol
 
 import torch
 
+from eaglecli.commands._engine_settings import MAX_STOP_IDS, context_length, engine_settings
 from eaglecli.commands._graphs import capture_for_run, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
 from eaglecli.commands._speculation import SpeculationPlan, describe_costs, make_policy, plan_speculation
 from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
+from eaglecli.engine.attention_backend import AttentionBackend
 from eaglecli.engine.engine import Engine
-from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
 from eaglecli.engine.request import Completion, Request
-from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
+from eaglecli.engine.settings import PLAIN, SpeculationSettings
 from eaglecli.engine.speculation_policy import SpeculationPolicy
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.fingerprint import fingerprint_model
@@ -32,8 +32,6 @@ from eaglecli.models.kernel_choice import use_kernels
 from eaglecli.models.loader import LoadedTarget, load_target, read_target_description
 from eaglecli.models.model_path import resolve_draft_path, resolve_model_path
 
-CPU_CACHE_SHARE = 0.25  # of the memory that is free: the rest is for weights, the tokenizer and everyone else
-MAX_STOP_IDS = 16
 NO_NEEDS = SamplingNeeds()
 
 
@@ -70,6 +68,7 @@ class BuiltEngine:
     engine: Engine
     target: LoadedTarget
     draft: LoadedDraft | None
+    plan: SpeculationPlan
 
 
 class ModelSource(Protocol):
@@ -151,14 +150,13 @@ class FoundModels:
         """Loads the models, captures graphs. The engine can do what `settings` and `needs`, those of the records, ask for."""
         backend = choose_backend(settings)
         no_graphs = why_no_graphs(settings, backend)
-        built = self.build_engine(settings, () if no_graphs else wanted_graph_sizes(settings), needs)
-        engine, draft = built.engine, built.draft
-        summary = _summary(settings, built.target, draft)
+        built = self.build_engine(settings, backend, () if no_graphs else wanted_graph_sizes(settings), needs)
+        engine, draft, plan = built.engine, built.draft, built.plan
+        summary = _summary(settings, built)
         if engine.can_capture and engine.settings.graph_sizes:
             summary = (*summary, capture_for_run(engine, settings))
         elif no_graphs and settings.device == "cuda":
             summary = (*summary, no_graphs)
-        plan = plan_of(settings)
         engine.policy = make_policy(engine, plan)
         costs = describe_costs(engine.policy, plan, engine.settings.max_running_requests)
         return OpenedEngine(
@@ -174,50 +172,31 @@ class FoundModels:
             vocab_size=engine.vocab_size,
         )
 
-    def build_engine(self, settings: GenerateSettings, graph_sizes: tuple[int, ...], needs: SamplingNeeds = NO_NEEDS) -> BuiltEngine:
+    def build_engine(
+        self, settings: GenerateSettings, backend: AttentionBackend, graph_sizes: tuple[int, ...], needs: SamplingNeeds = NO_NEEDS
+    ) -> BuiltEngine:
         """Load the models and make the engine; batches are padded to `graph_sizes`. Raises ModelError and UserError."""
-        needs = needs.and_of(vars(settings))
-        device = torch.device(settings.device)
-        dtype, plan = run_dtype(settings), plan_of(settings)
-        context_length = self.context_length(settings)
-        target = load_target(self.target_path, dtype, device, context_length, settings.load_format)  # type: ignore[arg-type]
-        draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context_length)
-        table_bytes = (settings.max_running_requests + 1) * target.config.vocab_size * BYTES_PER_ENTRY if needs.adjusts_logits else 0
+        device, dtype, context, plan = torch.device(settings.device), run_dtype(settings), self.context_length(settings), plan_of(settings)
+        target = load_target(self.target_path, dtype, device, context, settings.load_format)  # type: ignore[arg-type]
+        draft = None if self.draft_fit is None else build_draft(self.draft_fit, target, dtype, device, context)
         choose_kernels(settings, target, draft)
-        engine_settings = EngineSettings(
-            context_length=context_length,
-            max_total_tokens=settings.max_total_tokens or _cache_tokens(settings, target, draft, context_length, table_bytes),
-            max_running_requests=settings.max_running_requests,
-            page_size=settings.page_size,
-            chunked_prefill_size=settings.chunked_prefill_size,
-            max_stop_ids=MAX_STOP_IDS,
-            speculation=plan.first,
-            alternatives=plan.alternatives,
-            graph_sizes=graph_sizes,
-            pads_to_graph_sizes=not settings.disable_cuda_graph_padding,
-            adjusts_logits=needs.adjusts_logits,
-            max_logprobs=None if needs.max_logprobs is None else min(needs.max_logprobs, target.config.vocab_size),
-            is_deterministic=settings.enable_deterministic_inference,
-        )
-        engine = Engine(target.model, draft.model if draft else None, engine_settings, choose_backend(settings))
-        return BuiltEngine(engine, target, draft)
+        own_settings = engine_settings(settings, target, draft, plan, needs.and_of(vars(settings)), graph_sizes)
+        engine = Engine(target.model, draft.model if draft else None, own_settings, backend)
+        return BuiltEngine(engine, target, draft, plan)
 
     def context_length(self, settings: GenerateSettings) -> int:
-        limit = self.target_config.max_position_embeddings
-        if settings.context_length and settings.context_length > limit:
-            raise UserError(f"--context-length {settings.context_length} is more than the target's {limit}", f"use {limit} or less")
-        return settings.context_length or limit
+        return context_length(settings, self.target_config)
 
 
 def find_models(settings: GenerateSettings) -> FoundModels:
     """Resolves paths and checks the draft against the target from headers. Raises ModelError and UserError."""
     if settings.target is None:
         raise UserError("no target model is named", "use --target, or a --config that names one")
-    plan_of(settings)
+    plan = plan_of(settings)
     path = resolve_model_path(settings.target, settings.revision, settings.local_files_only)
     config = read_target_description(path)
     _check_logit_bias(settings, config)
-    fit = _check_draft(settings, path, config) if has_draft(settings) else None
+    fit = _check_draft(settings, plan, path, config) if has_draft(settings) else None
     generation_file = (path.parent if path.is_file() else path) / "generation_config.json"
     generation = read_json(generation_file) if generation_file.is_file() and path.suffix != ".gguf" else {}
     return FoundModels(settings, path, config, fit, generation)
@@ -229,11 +208,11 @@ def _check_logit_bias(settings: GenerateSettings, config: TargetConfig) -> None:
         raise UserError(f"--logit-bias names token {unknown}, the target has {config.vocab_size} tokens", "ids count from 0")
 
 
-def _check_draft(settings: GenerateSettings, target_path: Path, config: TargetConfig) -> DraftFit:
+def _check_draft(settings: GenerateSettings, plan: SpeculationPlan, target_path: Path, config: TargetConfig) -> DraftFit:
     path = resolve_draft_path(str(settings.draft), settings.local_files_only)
     token_map = Path(settings.speculative_token_map) if settings.speculative_token_map else None
     fit = check_draft_fit(path, target_path, config, settings.speculative_algorithm, settings.draft_config_overrides, token_map)
-    topk = plan_of(settings).most_branches
+    topk = plan.most_branches
     if topk > fit.num_head_rows:
         raise UserError(
             f"a tree of {topk} branches (--speculative-eagle-topk) is more than the draft's vocabulary of {fit.num_head_rows} tokens",
@@ -253,30 +232,6 @@ def run_dtype(settings: GenerateSettings) -> torch.dtype:
     """The number format of weights and cache: `auto` depends on the device."""
     default = "float32" if settings.device == "cpu" else "bfloat16"
     return getattr(torch, default if settings.dtype == "auto" else settings.dtype)
-
-
-def _cache_tokens(
-    settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None, context_length: int, table_bytes: int
-) -> int:
-    """KV slots: every row at the full context if the memory that `table_bytes` leaves allows it, else what it allows."""
-    layers = [(target.config.num_layers, target.config.num_kv_heads, target.config.head_dim)]
-    if draft is not None:
-        layers.append((draft.model.num_layers, draft.model.num_kv_heads, draft.model.head_dim))
-    bytes_per_token = sum(2 * count * heads * size for count, heads, size in layers) * target.model.dtype.itemsize
-    row = -(-(context_length + plan_of(settings).lookahead) // settings.page_size) * settings.page_size
-    wanted = settings.max_running_requests * row + settings.page_size
-    affordable = (cache_bytes(settings) - table_bytes) // bytes_per_token
-    if affordable < settings.page_size:
-        raise UserError("no memory is left for the KV cache", "use a smaller model or a larger --mem-fraction-static", ExitCode.MEMORY)
-    return min(wanted, affordable)
-
-
-def cache_bytes(settings: GenerateSettings) -> int:
-    """Bytes that the cache may take on the device now that the weights are there."""
-    if settings.device == "cpu":
-        return int(CPU_CACHE_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    free, total = torch.cuda.mem_get_info()
-    return int(free - (1 - settings.mem_fraction_static) * total)
 
 
 def _settled(engine: Engine, dtype: torch.dtype) -> dict[str, Any]:
@@ -300,15 +255,15 @@ def _idle_speculation(settings: GenerateSettings) -> tuple[str, ...]:
     return (f"no draft is used: --{given[0].replace('_', '-')} changes nothing",) if given else ()
 
 
-def _summary(settings: GenerateSettings, target: LoadedTarget, draft: LoadedDraft | None) -> tuple[str, ...]:
+def _summary(settings: GenerateSettings, built: BuiltEngine) -> tuple[str, ...]:
     device = f"cuda ({torch.cuda.get_device_name()})" if settings.device == "cuda" else "cpu"
-    lines = [f"target {settings.target} on {device}: {', '.join(target.summary)}"]
-    if draft is None:
+    lines = [f"target {settings.target} on {device}: {', '.join(built.target.summary)}"]
+    if built.draft is None:
         return (*lines, "no draft: plain decoding")
-    choice, plan = choose_speculation(settings), plan_of(settings)
+    choice = choose_speculation(settings)
     triple = f"steps {choice.num_steps}, topk {choice.topk}, draft tokens {choice.num_draft_tokens} ({choice.explanation})"
-    triple = triple if len(plan.all) == 1 else str(plan)
-    return (*lines, f"draft {settings.draft}: {', '.join(draft.summary)}", f"speculation: {triple}")
+    triple = triple if len(built.plan.all) == 1 else str(built.plan)
+    return (*lines, f"draft {settings.draft}: {', '.join(built.draft.summary)}", f"speculation: {triple}")
 
 
 def out_of_memory(error: BaseException) -> UserError | None:

@@ -17,14 +17,7 @@ import torch
 
 from eaglecli.commands._bench_adaptive import describe_choosing, put_ratios_to_best, with_choosing
 from eaglecli.commands._bench_checks import check_assertions, put_speedups, warn_of_losses, warn_of_simulation
-from eaglecli.commands._bench_engine import (
-    BenchEngine,
-    BenchModels,
-    find_bench_models,
-    load_bench_models,
-    open_bench_engine,
-    release_memory,
-)
+from eaglecli.commands._bench_engine import BenchEngine, BenchModels, find_bench_models, load_bench_models, open_bench_engine
 from eaglecli.commands._bench_measure import Measurement, measure
 from eaglecli.commands._bench_output import write_generations, write_plot
 from eaglecli.commands._bench_prompts import BenchData, read_prompts
@@ -41,6 +34,7 @@ from eaglecli.commands._environment import describe_environment
 from eaglecli.commands._open_engine import find_device, has_draft, out_of_memory, speculation_of
 from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import DEFAULT_CONFIG, GenerateSettings, find_config, read_config, resolve_settings
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.settings import PLAIN
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import DEFINITIONS

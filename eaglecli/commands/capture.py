@@ -99,11 +99,12 @@ def capture(
     sizes = wanted_graph_sizes(settings)
     if not sizes:
         raise UserError("there is nothing to capture: the list of graph sizes is empty", "name sizes with --cuda-graph-bs, or leave it out")
-    no_graphs = why_no_graphs(settings, choose_backend(settings))
+    backend = choose_backend(settings)
+    no_graphs = why_no_graphs(settings, backend)
     if no_graphs and settings.device == "cuda":
         raise UserError(no_graphs, "use another --attention-backend, or leave it out")
     try:
-        built = find(settings).build_engine(settings, sizes)
+        built = find(settings).build_engine(settings, backend, sizes)
         _introduce(built, console)
         for line in left_out_sizes(settings):
             console.warning(line)

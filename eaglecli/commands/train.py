@@ -19,6 +19,7 @@ import torch
 from eaglecli.commands._open_engine import find_device, out_of_memory
 from eaglecli.commands._stage_bar import StageBar
 from eaglecli.commands._training_prompts import encode_prompts, encode_text, hash_files, user_turn_prefix
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
 from eaglecli.io.fingerprint import fingerprint_model
@@ -27,7 +28,7 @@ from eaglecli.io.signals import Interrupted, interruptible
 from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
 from eaglecli.models.loader import LoadedTarget, load_target, read_target_description
 from eaglecli.models.model_path import resolve_model_path
-from eaglecli.training.answer_engine import open_answer_engine, release_memory
+from eaglecli.training.answer_engine import open_answer_engine
 from eaglecli.training.answers import AnswerMaker, has_room, random_seed_of, read_answers
 from eaglecli.training.documents import make_documents
 from eaglecli.training.self_prompts import SelfPromptWriter

@@ -83,7 +83,7 @@ def _sized_for(sample: Sample, settings: GenerateSettings) -> GenerateSettings:
 def _verify(models: FoundModels, settings: GenerateSettings, sample: Sample, console: Console) -> VerifyResult:
     backend = choose_backend(settings)
     no_graphs = why_no_graphs(settings, backend)
-    built = models.build_engine(settings, () if no_graphs else wanted_graph_sizes(settings))
+    built = models.build_engine(settings, backend, () if no_graphs else wanted_graph_sizes(settings))
     assert built.draft is not None
     _introduce(built, settings, sample, console)
     for warning in (*built.draft.warnings, *idle_graph_settings(settings, backend)):

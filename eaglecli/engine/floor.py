@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from eaglecli.engine.cache_size import cache_bytes_per_token
 from eaglecli.engine.device_speed import DeviceSpeed
 from eaglecli.engine.settings import SpeculationSettings
 from eaglecli.models.draft_model import DraftModel
@@ -73,19 +74,18 @@ class IterationWork:
 
 def iteration_work(target: TargetModel, draft: DraftModel | None, speculation: SpeculationSettings) -> IterationWork:
     """What an iteration of `speculation` reads; the draft is left out when it is plain decoding."""
-    config = target.config
     views = target.checkpoint_views()
     head = views.get(_HEAD, target.embed_weight).numel()
     layers = _num_values(views, without=(_EMBEDDING, _HEAD))
     size = target.dtype.itemsize
-    target_pass = PassWork(layers, head, 0, size, _cache_bytes(config.num_layers, config.num_kv_heads, config.head_dim, target.dtype))
+    target_pass = PassWork(layers, head, 0, size, cache_bytes_per_token(target.dtype, target.config))
     if draft is None or not speculation.num_steps:
         return IterationWork(speculation, target_pass, None, None)
     draft_views = draft.checkpoint_views()
     fc = draft_views[_FC].numel() if _FC in draft_views else 0
     runs_every_step = draft.config.algorithm == "EAGLE"
     draft_head = draft.vocab_size * draft.config.layer.hidden_size
-    cache = _cache_bytes(draft.num_layers, draft.num_kv_heads, draft.head_dim, target.dtype)
+    cache = cache_bytes_per_token(target.dtype, draft)
     draft_layers = _num_values(draft_views, without=(_FC,))
     step = PassWork(draft_layers, draft_head, fc if runs_every_step else 0, size, cache)
     return IterationWork(speculation, target_pass, step, PassWork(draft_layers, draft_head, fc, size, cache))
@@ -93,7 +93,3 @@ def iteration_work(target: TargetModel, draft: DraftModel | None, speculation: S
 
 def _num_values(views: Mapping[str, torch.Tensor], without: tuple[str, ...]) -> int:
     return sum(view.numel() for name, view in views.items() if name not in without)
-
-
-def _cache_bytes(num_layers: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
-    return 2 * num_layers * num_kv_heads * head_dim * dtype.itemsize

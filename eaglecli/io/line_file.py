@@ -20,7 +20,7 @@ PLACE_FIELDS = 4  # index, sample, start, length
 SAMPLE_BITS = 20
 
 _BLOCK = 4096  # places that are Python numbers at a time: those of a million lines would take 150 MB
-_INDEXES_PER_MAP = 1 << 16
+_MAP_BITS = 16
 
 LineVisitor = Callable[[Mapping[str, Any]], None]
 
@@ -79,17 +79,24 @@ def read_in_order(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class _SeenKeys:
-    """Pairs of index and sample, one bit each where indexes lie close together."""
+    """Pairs of index and sample, one bit each where they lie close together.
+
+    A map of 8 KB holds 65,536 pairs. Samples from 2^w to below 2^(w + 1) share maps, each of 2^(16 - w) indexes, so that many indexes
+    with one sample need as little as one index with many samples.
+    """
 
     def __init__(self) -> None:
-        self._maps: dict[tuple[int, int], bytearray] = {}
+        self._maps: dict[tuple[int, int, int], bytearray] = {}
 
     def add(self, index: int, sample: int) -> bool:
         """Take note of a pair; False when it was there already."""
-        high, low = divmod(index, _INDEXES_PER_MAP)
-        bits = self._maps.get((sample, high))
+        width = max(sample.bit_length() - 1, 0)
+        place = index << width | sample & (1 << width) - 1
+        key = width, sample >> width, place >> _MAP_BITS
+        bits = self._maps.get(key)
         if bits is None:
-            bits = self._maps[sample, high] = bytearray(_INDEXES_PER_MAP // 8)
+            bits = self._maps[key] = bytearray(1 << _MAP_BITS - 3)
+        low = place & (1 << _MAP_BITS) - 1
         mask = 1 << (low & 7)
         is_new = not bits[low >> 3] & mask
         bits[low >> 3] |= mask

@@ -4,7 +4,6 @@ One layer of the target's own sizes, a vocabulary of the first 32,000 ids at mos
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,6 +16,7 @@ from eaglecli.models.draft_loader import LoadedDraft
 from eaglecli.models.eagle3 import Eagle3Draft
 from eaglecli.models.fill import fill_with_noise
 from eaglecli.models.loader import LoadedTarget
+from eaglecli.models.published_draft import eagle3_config
 from eaglecli.models.rope import rope_tables
 
 DUMMY_DRAFT = "dummy"
@@ -30,7 +30,8 @@ def dummy_draft_fit(target: TargetConfig) -> DraftFit:
     vocab_size = min(_MAX_DRAFT_VOCAB_SIZE, target.vocab_size)
     shapes = _shapes(target, vocab_size)
     layout = read_layout(shapes, _NAME)
-    settings = read_draft_settings(_config(target, vocab_size), None, _NAME)
+    config = eagle3_config(target, target.layer, vocab_size, target.rope.theta, target.max_position_embeddings)
+    settings = read_draft_settings(config, None, _NAME)
     canonical = {name: shapes[stored] for name, stored in layout.file_names.items()}
     description = DraftDescription(
         path=Path(_NAME),
@@ -65,27 +66,6 @@ def build_dummy_draft(
     taps = ", ".join(map(str, config.taps.boundaries))
     summary = (f"EAGLE-3, 1 layer, random weights from seed {seed}", f"taps at {taps}", f"vocabulary: {fit.token_map_source}")
     return LoadedDraft(model, fit, summary, ())
-
-
-def _config(target: TargetConfig, vocab_size: int) -> dict[str, Any]:
-    layer = target.layer
-    return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "vocab_size": target.vocab_size,
-        "draft_vocab_size": vocab_size,
-        "hidden_size": layer.hidden_size,
-        "intermediate_size": layer.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": layer.num_heads,
-        "num_key_value_heads": layer.num_kv_heads,
-        "head_dim": layer.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": layer.rms_norm_eps,
-        "rope_theta": target.rope.theta,
-        "max_position_embeddings": target.max_position_embeddings,
-        "tie_word_embeddings": False,
-    }
 
 
 def _shapes(target: TargetConfig, vocab_size: int) -> dict[str, tuple[int, ...]]:

@@ -92,5 +92,5 @@ class _FusedLoss(torch.autograd.Function):
 def _label(labels: Labels, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The target's choice int64 [m] and its softmax over the draft vocabulary, float32 [m, Vd]."""
     logits = labels.hidden[rows] @ labels.head.t()
-    restricted = logits.index_select(1, labels.token_ids)
-    return logits.argmax(-1), torch.softmax(restricted.float() / labels.temperature, dim=-1)
+    restricted = logits.index_select(1, labels.token_ids)  # a copy: it may be divided in place
+    return logits.argmax(-1), torch.softmax(restricted.float().div_(labels.temperature), dim=-1)

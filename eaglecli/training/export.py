@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 
 from eaglecli.errors import UserError
 from eaglecli.models.config import TargetConfig
+from eaglecli.models.published_draft import eagle3_config
 from eaglecli.models.tap_layers import resolve_tap_layers
 from eaglecli.training.draft_module import DraftModule, DraftShape
 from eaglecli.training.vocabulary import DraftVocabulary
@@ -43,33 +44,16 @@ def export_draft(
     unfinished = folder / "model.safetensors.part"
     save_file(tensors, unfinished, metadata={"format": "pt"})
     os.replace(unfinished, folder / "model.safetensors")
-    config = draft_config(module.shape, target, dtype)
+    config = _config(module.shape, target, dtype)
     unfinished = folder / "config.json.part"
     unfinished.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     os.replace(unfinished, folder / "config.json")
 
 
-def draft_config(shape: DraftShape, target: TargetConfig, dtype: torch.dtype) -> dict[str, Any]:
+def _config(shape: DraftShape, target: TargetConfig, dtype: torch.dtype) -> dict[str, Any]:
     """The content of config.json."""
-    layer = shape.layer
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "vocab_size": target.vocab_size,
-        "draft_vocab_size": shape.draft_vocab_size,
-        "hidden_size": layer.hidden_size,
-        "intermediate_size": layer.intermediate_size,
-        "num_hidden_layers": 1,
-        "num_attention_heads": layer.num_heads,
-        "num_key_value_heads": layer.num_kv_heads,
-        "head_dim": layer.head_dim,
-        "hidden_act": "silu",
-        "rms_norm_eps": layer.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "max_position_embeddings": shape.max_position_embeddings,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
+        **eagle3_config(target, shape.layer, shape.draft_vocab_size, shape.rope_theta, shape.max_position_embeddings),
         "torch_dtype": str(dtype).removeprefix("torch."),
         "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": list(_layer_ids(shape.tap_boundaries))},
     }

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.errors import UserError
 from eaglecli.models.loader import LoadedTarget
 from eaglecli.models.tap_layers import default_boundaries
-from eaglecli.training.answer_engine import release_memory
 from eaglecli.training.checkpoint import Checkpoint, load_checkpoint, restore, save_checkpoint
 from eaglecli.training.documents import DocumentSet
 from eaglecli.training.draft_module import DraftModule, DraftShape, draft_layer

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglecli.io.line_file import KeptLines, LineFile, read_in_order, read_kept_lines, replace_with
+from eaglecli.io.line_file import KeptLines, LineFile, _SeenKeys, read_in_order, read_kept_lines, replace_with
 
 
 def line(index: int, sample: int = 0, text: str = "") -> str:
@@ -140,11 +140,28 @@ def test_closing_twice_does_nothing(tmp_path):
 
 def test_lines_far_apart_and_of_many_samples_are_each_known_by_index_and_sample(tmp_path):
     path = tmp_path / "lines.jsonl"
-    pairs = [(0, 0), (0, 1), (65535, 0), (65536, 0), (2**40, 3), (-1, 0)]
+    pairs = [(0, 0), (0, 1), (65535, 0), (65536, 0), (2**40, 3), (-1, 0), (0, -2), (2, 2), (2, 3), (3, 99_999), (4, 34_463)]
     path.write_text("".join(json.dumps({"index": index, "sample": sample}) + "\n" for index, sample in pairs + pairs[::-1]))
     kept = read_kept_lines(path, lambda _: None)
     assert [tuple(row[:2]) for row in kept.table().tolist()] == pairs
     assert kept.num_dropped == len(pairs)
+
+
+@given(st.lists(st.tuples(st.integers(-300, 300), st.integers(-5, 200_000) | st.integers(0, 5)), max_size=60))
+def test_keys_are_seen_as_a_set_sees_them(pairs):
+    seen, expected = _SeenKeys(), set()
+    for pair in pairs:
+        assert seen.add(*pair) == (pair not in expected)
+        expected.add(pair)
+
+
+@pytest.mark.parametrize(("num_records", "num_samples"), [(1_000_000, 1), (250_000, 4), (1000, 1000), (10, 10_000), (1, 100_000)])
+def test_keys_take_a_megabyte_whether_records_or_samples_are_many(num_records, num_samples):
+    seen = _SeenKeys()
+    for index in range(0, num_records, 100):
+        for sample in range(0, num_samples, 1 if index == 0 else 97):
+            assert seen.add(index, sample)
+    assert sum(map(len, seen._maps.values())) <= 2**20
 
 
 def test_more_lines_than_are_looked_up_at_a_time_are_put_in_order(tmp_path):

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion
-from eaglecli.engine.settings import EngineSettings
 from eaglecli.errors import UserError
-from eaglecli.training.answer_engine import GroupingEngine
+from eaglecli.training.answer_engine import open_answer_engine
 from eaglecli.training.answers import Answer, AnswerMaker, read_answers, temperature_of
 from eaglecli.training.documents import Document, make_documents
 from eaglecli.training.packing import make_batch, pack
@@ -206,14 +204,16 @@ def test_a_prompt_that_leaves_no_room_is_not_answered(tmp_path):
     assert maker.num_missing == 1
 
 
-def test_requests_admitted_by_the_group_are_all_answered(tmp_path):
-    target = load_e3(tmp_path)
-    engine = Engine(target.model, None, EngineSettings(context_length=64, max_total_tokens=1024, max_running_requests=8))
+def test_the_engine_answers_all_and_when_the_time_is_over_only_what_runs_and_the_next_group(tmp_path):
+    engine = open_answer_engine(load_e3(tmp_path).model, context_length=64, max_running_requests=8)
     settings = small_settings(num_samples=1, max_new_tokens=3)
-    maker = AnswerMaker(prompts(21), frozenset(), (END_OF_TURN_ID,), settings, ShardStore(tmp_path, "answers"))
-    list(maker.run(GroupingEngine(engine), never))
-    assert maker.totals.num_answers == 21
-    assert len({answer.prompt for answer in read_answers(ShardStore(tmp_path, "answers"))}) == 21
+    for num_enough in (4, 60):
+        maker = AnswerMaker(prompts(60), frozenset(), (END_OF_TURN_ID,), settings, ShardStore(tmp_path, "answers"))
+        for totals in maker.run(engine, lambda maker=maker, enough=num_enough: maker.totals.num_answers >= enough):
+            most_running, most_waiting = 8, 2
+            assert totals.num_answers < num_enough + 2 * most_running + most_waiting  # all that run may end at a time
+    assert maker.totals.num_answers == 60
+    assert len({answer.prompt for answer in read_answers(ShardStore(tmp_path, "answers"))}) == 60
 
 
 # ---- prompts of the target's own ------------------------------------------------------------------------------------------
