@@ -63,10 +63,10 @@ def write_adjustments(tables: AdjustmentTensors, admitted: Rows[Sequence]) -> No
     if not asking:
         return
     asking_rows = to_device(np.array([sequence.row for sequence in asking]), device)
-    tables.counts[asking_rows] = 0
-    tables.bias[asking_rows] = 0
+    tables.counts.index_fill_(0, asking_rows, 0)
+    tables.bias.index_fill_(0, asking_rows, 0)
     prompts = [sequence.row * vocab_size + sequence.request.prompt_ids.astype(np.int64) for sequence in asking]
-    tables.counts.view(-1)[to_device(np.concatenate(prompts), device)] = 1
+    tables.counts.view(-1).index_fill_(0, to_device(np.concatenate(prompts), device), 1)
     resumed = [sequence for sequence in asking if sequence.is_resumed]
     if resumed:
         places, values = (np.concatenate(parts) for parts in zip(*(_counts_of_output(s, vocab_size) for s in resumed), strict=True))

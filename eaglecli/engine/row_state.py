@@ -180,9 +180,9 @@ def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) ->
     state.sample[rows] = integers_d[:, 4].int()
     state.stop_ids[rows] = integers_d[:, 5:]
     state.temperature[rows], state.top_p[rows], state.min_p[rows] = floats_d.unbind(1)
-    state.lengths[rows] = 0
+    state.lengths.index_fill_(0, rows, 0)  # assigning a number through an index waits for the device
     if state.draft_start is not None:
-        state.draft_start[rows] = 0
+        state.draft_start.index_fill_(0, rows, 0)
     if state.adjustments is not None:
         write_adjustments(state.adjustments, admitted)
     if state.wants_logprobs is not None:

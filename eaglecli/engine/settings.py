@@ -88,7 +88,7 @@ class SchedulingSettings:
     grows: bool = True  # False: all pages up to the cap are taken at admission
     growth_tokens: int = 64  # a row takes pages for so many at a time, so that it seldom grows
     pledged_share: float = 0.25  # of the output that is still to be expected: memory kept for it when a request is admitted
-    group_share: float = 0.25  # of all rows: on a GPU requests are admitted by so many, for a prefill costs its launches whatever its size
+    group_share: float = 0.125  # of all rows: on a GPU requests are admitted by so many, for a small prefill costs as much as a step
 
 
 @dataclass(frozen=True)
