@@ -6,10 +6,11 @@ No pages, graphs, chunks, batches or caches: every number comes from a full caus
 - Draft: the true pairs are (ids[i + 1], h_i) at position i < L, h the target's feature. A tree node of level l (0 = child of the root) is
   the pair (its token, feedback of its parent) at position L + l and sees the true pairs and its own ancestors; level 0 takes the feedback
   of the last true pair.
-- Every expanded node gets K = topk children: the best by log q (float32 log-softmax over the draft vocabulary), or for sampled rows with
-  the same noise by log q / temperature + G at position L + 1 + l, which is the position of the token being drafted. The pool holds
-  K + (S - 1) K^2 entries in order of growth.
-- Ranks always use summed log q without noise: level 0 grows in pool order, of a later level the K best grow the next one, best first; the
+- Every expanded node gets K = topk children: the best by logit, or for sampled rows with the same noise by logit / temperature + G at
+  position L + 1 + l, which is the position of the token being drafted. log q is the float32 log-softmax over the draft vocabulary of
+  what they are chosen by, in units of logits: of the logits, or of logit + temperature * G. The pool holds K + (S - 1) K^2 entries in
+  order of growth.
+- Ranks use summed log q: level 0 grows in pool order, of a later level the K best grow the next one, best first; the
   N - 1 best of the pool are kept; ties go to the lowest pool index (draft-checkpoints 4.2). Kept nodes stay in pool order behind the root.
 - Verify: at each node one token is chosen from the target's logits over the node's full prefix; walk while a kept child holds it. A node
   at a position >= prompt + max_new_tokens is never accepted. Emitted = accepted drafts + the last chosen token; only then is the output
@@ -155,7 +156,7 @@ def ancestors_and_self(pool: list[PoolNode], index: int) -> list[PoolNode]:
 
 @dataclass(frozen=True)
 class DraftRule:
-    """How children are picked: `sampling` None = by log q alone, else log q / temperature + the noise that the target will meet."""
+    """How children are picked: `sampling` None = by logit alone, else logit / temperature + the noise that the target will meet."""
 
     num_steps: int
     topk: int
@@ -166,12 +167,14 @@ class DraftRule:
         """(target id, log q) of the best children, best first. Draft `logits` [Vd]: NaN counts as -inf, +inf as the largest number."""
         largest = torch.finfo(torch.float32).max
         finite = logits.float().nan_to_num(-math.inf, posinf=largest, neginf=-math.inf)
-        log_q = finite.log_softmax(-1).nan_to_num(-math.inf, neginf=-math.inf).numpy()
-        ids = np.arange(len(log_q)) if token_map is None else token_map
-        scores = finite.numpy()  # ordered as log q is, without its rounding
+        ids = np.arange(len(finite)) if token_map is None else token_map
+        scores = perturbed = finite.numpy()
         if self.sampling is not None and self.sampling.temperature > 0:
             noise = gumbel_noise(self.sampling.seed, self.sample, position, ids)
-            scores = (scores - max(scores.max(), np.float32(-largest))) / np.float32(self.sampling.temperature) + noise
+            temperature = np.float32(self.sampling.temperature)
+            scores = (scores - max(scores.max(), np.float32(-largest))) / temperature + noise
+            perturbed = perturbed + temperature * noise
+        log_q = torch.from_numpy(perturbed).log_softmax(-1).nan_to_num(-math.inf, neginf=-math.inf).numpy()
         return [(int(ids[index]), log_q[index]) for index in best(scores, self.topk)]
 
 
@@ -279,7 +282,7 @@ def generate_eagle(
     sample: int = 0,
     same_noise: bool = True,
 ) -> OracleResult:
-    """The loop of the module docstring for one request. `same_noise` False: sampled rows draft by log q alone."""
+    """The loop of the module docstring for one request. `same_noise` False: sampled rows draft by the logits alone."""
     forward, result = as_function(target, draft.tap_boundaries), OracleResult()
     rule = DraftRule(num_steps, topk, sampling if same_noise else None, sample)
     prompt = [int(token) for token in prompt_ids]

@@ -3,11 +3,14 @@
 
 Greedy rows propose the k most probable tokens. Sampled rows propose the k largest of (logit - maximum) / temperature + G with
 the very noise that will choose the target's token at that position: a draft that resembles the target guesses what the target
-will draw. `log_q` is the log-softmax without temperature and noise either way; it ranks tree nodes and nothing else, so no
-number of the draft can change the text.
+will draw. `log_q` is the log-softmax over the draft's vocabulary of the same order in units of logits, logit + temperature * G, and
+of the logits alone in greedy rows. So beams and kept nodes rank by how likely the noisy draft finds their path: without the noise in
+it, the child that the draft expects to be drawn would often be dropped. It ranks tree nodes and nothing else, so no number of the
+draft can change the text.
 
 The kernel cuts a row into chunks of one fixed size. A program takes the k best of its chunk, with (logit - chunk maximum) in place
-of (logit - maximum); the last one of a row takes the k best of all of these by their true keys.
+of (logit - maximum), and the sum of its exponentials below their own peak; the last one of a row takes the k best of all of these by
+their true keys.
 
 Bad numbers cost speed only: NaN counts as -inf, +inf as the largest float32, and k distinct ids come out of any row.
 """
@@ -30,7 +33,7 @@ _CHUNK = 1024  # logits of one program
 
 @dataclass(frozen=True, eq=False)
 class DraftCandidates:
-    """Children of M rows, best first (in the order of the proposal, which noise may change)."""
+    """Children of M rows, best first."""
 
     log_q: torch.Tensor  # float32 [M, k], <= 0, never NaN
     token: torch.Tensor  # int64 [M, k], distinct target ids
@@ -49,10 +52,18 @@ def _noisy_key(x, pivot, temperature, noise):
     return tl.maximum((x - pivot) / temperature + noise, -_LARGEST_FLOAT32)
 
 
+@triton.jit
+def _in_logits(key, x, temperature):
+    """A noisy key as a distance of logits from its pivot: finite, but -inf where x is."""
+    scaled = tl.maximum(tl.minimum(key * temperature, _LARGEST_FLOAT32), -_LARGEST_FLOAT32)
+    return tl.where(x == float("-inf"), x, scaled)
+
+
 @triton.jit(do_not_specialize=["repeats"])
 def _draft_topk_kernel(
     logits_ptr, rows_ptr, temperature_ptr, seed_ptr, sample_ptr, position_ptr, token_map_ptr,
-    chunk_max_ptr, chunk_sum_ptr, chunk_id_ptr, counter_ptr, log_q_ptr, token_ptr, num_valid, num_chunks, row_stride, repeats,
+    chunk_max_ptr, chunk_peak_ptr, chunk_sum_ptr, chunk_id_ptr, counter_ptr, log_q_ptr, token_ptr,
+    num_valid, num_chunks, row_stride, repeats,
     INTO_ROWS: tl.constexpr, K: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS_BLOCK: tl.constexpr, WINNERS_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -70,8 +81,7 @@ def _draft_topk_kernel(
     x = _load_scores(logits_ptr, column, num_valid)
     chunk_max = tl.maximum(tl.max(x, axis=0), -_LARGEST_FLOAT32)
     chunks = logits_row * num_chunks
-    tl.store(chunk_max_ptr + chunks + chunk, chunk_max)
-    tl.store(chunk_sum_ptr + chunks + chunk, tl.sum(tl.exp(x - chunk_max), axis=0))
+    distance, peak = x - chunk_max, 0.0  # what log q is the log-softmax of, and its maximum
     key = tl.maximum(x, -_LARGEST_FLOAT32)
     if is_sampled:
         if token_map_ptr is not None:
@@ -79,6 +89,11 @@ def _draft_topk_kernel(
         else:
             noise = gumbel_of_range(seed, sample, position, first, CHUNK)
         key = _noisy_key(x, chunk_max, temperature, noise)
+        distance = _in_logits(key, x, temperature)
+        peak = tl.maximum(tl.max(distance, axis=0), -_LARGEST_FLOAT32)
+    tl.store(chunk_max_ptr + chunks + chunk, chunk_max)
+    tl.store(chunk_peak_ptr + chunks + chunk, peak)
+    tl.store(chunk_sum_ptr + chunks + chunk, tl.sum(tl.exp(distance - peak), axis=0))
     key = tl.where(exists, key, float("-inf"))
     for i in tl.static_range(K):
         best = tl.max(key, axis=0)
@@ -90,9 +105,12 @@ def _draft_topk_kernel(
         # names of their own: compiled Triton keeps a variable's shape through a branch
         chunk_index = tl.arange(0, CHUNKS_BLOCK)
         maxima = tl.load(chunk_max_ptr + chunks + chunk_index, mask=chunk_index < num_chunks, other=-_LARGEST_FLOAT32)
+        peaks = tl.load(chunk_peak_ptr + chunks + chunk_index, mask=chunk_index < num_chunks, other=-_LARGEST_FLOAT32)
         sums = tl.load(chunk_sum_ptr + chunks + chunk_index, mask=chunk_index < num_chunks, other=0.0)
         row_max = tl.max(maxima, axis=0)
-        log_sum = tl.log(tl.sum(sums * tl.exp(maxima - row_max), axis=0))
+        peaks += maxima - row_max
+        row_peak = tl.max(peaks, axis=0)
+        log_sum = tl.log(tl.sum(sums * tl.exp(peaks - row_peak), axis=0))
         place = tl.arange(0, WINNERS_BLOCK)
         winner = tl.load(chunk_id_ptr + chunks * K + place, mask=place < num_chunks * K, other=-1)
         is_winner = winner >= 0
@@ -101,10 +119,12 @@ def _draft_topk_kernel(
         if token_map_ptr is not None:
             token = tl.load(token_map_ptr + winner, mask=is_winner, other=0)
         winner_key = tl.maximum(score, -_LARGEST_FLOAT32)
+        winner_distance = score - row_max
         if is_sampled:
             winner_key = _noisy_key(score, row_max, temperature, gumbel_of_tokens(seed, sample, position, token))
+            winner_distance = _in_logits(winner_key, score, temperature)
         winner_key = tl.where(is_winner, winner_key, float("-inf"))
-        log_q = tl.where(score == float("-inf"), score, tl.minimum(score - row_max - log_sum, 0.0))
+        log_q = tl.where(score == float("-inf"), score, tl.minimum(winner_distance - row_peak - log_sum, 0.0))
         out = logits_row * K
         if INTO_ROWS:
             out = row * K
@@ -136,11 +156,11 @@ def draft_topk_triton(
     )
     if num_rows:
         chunk_max = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
-        chunk_sum = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
+        chunk_peak, chunk_sum = torch.empty_like(chunk_max), torch.empty_like(chunk_max)
         chunk_id = torch.empty(num_rows, num_chunks, k, dtype=torch.int32, device=device)
         _draft_topk_kernel[(num_rows, num_chunks)](
             logits, sampling.rows, sampling.temperature, sampling.seed, sampling.sample, position, token_map,
-            chunk_max, chunk_sum, chunk_id, arrival_counters(num_rows, device), out.log_q, out.token,
+            chunk_max, chunk_peak, chunk_sum, chunk_id, arrival_counters(num_rows, device), out.log_q, out.token,
             num_valid, num_chunks, logits.stride(0), sampling.repeats, INTO_ROWS=into_rows is not None, K=k,
             CHUNK=_CHUNK, CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), WINNERS_BLOCK=triton.next_power_of_2(num_chunks * k),
             num_warps=4,
@@ -157,7 +177,7 @@ def _log_softmax(scores: torch.Tensor) -> torch.Tensor:
 
 
 def _noisy(scores: torch.Tensor, sampling: SamplingTensors, position: torch.Tensor, token_map: torch.Tensor | None) -> torch.Tensor:
-    """What sampled rows are ordered by; greedy rows keep their scores."""
+    """What sampled rows are ordered by, finite; greedy rows keep their scores."""
     is_sampled = (sampling.temperature > 0.0)[:, None]
     row_max = scores.amax(dim=-1, keepdim=True).clamp_min(-_LARGEST)
     tempered = (scores - row_max) / torch.where(is_sampled, sampling.temperature[:, None], 1.0)
@@ -166,7 +186,13 @@ def _noisy(scores: torch.Tensor, sampling: SamplingTensors, position: torch.Tens
         noise = gumbel_noise_dense_reference(sampling.seed, sampling.sample, position, num_valid)
     else:
         noise = gumbel_noise_reference(sampling.seed, sampling.sample, position, token_map[:num_valid])
-    return torch.where(is_sampled, tempered + noise, scores)
+    return torch.where(is_sampled, (tempered + noise).clamp_min(-_LARGEST), scores)
+
+
+def _perturbed(keys: torch.Tensor, scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    """What log q is the log-softmax of: keys of sampled rows in units of logits, finite but where the score is -inf."""
+    scaled = (keys * temperature[:, None]).clamp(-_LARGEST, _LARGEST)
+    return torch.where((temperature > 0.0)[:, None] & (scores > float("-inf")), scaled, scores)
 
 
 def _top_ids(keys: torch.Tensor, k: int) -> torch.Tensor:
@@ -192,10 +218,14 @@ def draft_topk_reference(
     """See `draft_topk`."""
     _check(logits, k, sampling, position, token_map, num_valid, into_rows)
     scores = torch.nan_to_num(logits[:, :num_valid].to(torch.float32), nan=float("-inf"), posinf=_LARGEST, neginf=float("-inf"))
-    keys = _noisy(scores, sampling.gathered(), position, token_map) if sampling.any_sampled else scores
+    keys = ranked = scores
+    if sampling.any_sampled:
+        settings = sampling.gathered()
+        keys = _noisy(scores, settings, position, token_map)
+        ranked = _perturbed(keys, scores, settings.temperature)
     draft_id = _top_ids(keys, k)
     token = draft_id if token_map is None else token_map[draft_id]
-    log_q = _log_softmax(scores).gather(1, draft_id)
+    log_q = _log_softmax(ranked).gather(1, draft_id)
     if into_rows is None:
         return DraftCandidates(log_q, token)
     rows = sampling.row_of_logits

@@ -36,22 +36,25 @@ class Children:
     """The k proposals of M nodes, best first, and how near the first one left out came."""
 
     tokens: torch.Tensor  # int64 [M, k] target ids
-    log_q: torch.Tensor  # float32 [M, k] noiseless log-probabilities
+    log_q: torch.Tensor  # float32 [M, k] log-probabilities, of sampled rows with the noise in the logits: what beams and kept nodes rank by
     margin: torch.Tensor  # float32 [M]: score of the last child minus that of the best token left out; inf if none was
 
 
 def propose(logits: torch.Tensor, topk: int, request: Request, positions: torch.Tensor, token_map: torch.Tensor | None) -> Children:
-    """Children by log q, or for sampled rows by log q / temperature + the noise at `positions` [M] of the tokens being drafted.
+    """Children by logit, or for sampled rows by logit / temperature + the noise at `positions` [M] of the tokens being drafted.
 
+    log_q is the log-softmax of logit + temperature * noise: the same order in units of logits.
     logits [M, Vd]; token_map int64 [Vd] of target ids, None = the same ids. NaN counts as -inf; ties go to the lowest draft id.
     """
     scores = logits.float().nan_to_num(-torch.inf, posinf=_LARGEST, neginf=-torch.inf)
-    log_q = scores.log_softmax(1).nan_to_num(-torch.inf, neginf=-torch.inf)
     ids = torch.arange(scores.shape[1], device=scores.device) if token_map is None else token_map
-    keys = scores
-    if request.sampling.temperature > 0:
-        keys = (scores - scores.amax(1, keepdim=True).clamp_min(-_LARGEST)) / request.sampling.temperature
-        keys = keys + noise_at(request, positions, ids)
+    keys = perturbed = scores
+    temperature = request.sampling.temperature
+    if temperature > 0:
+        noise = noise_at(request, positions, ids)
+        keys = (scores - scores.amax(1, keepdim=True).clamp_min(-_LARGEST)) / temperature + noise
+        perturbed = scores + temperature * noise
+    log_q = perturbed.log_softmax(1).nan_to_num(-torch.inf, neginf=-torch.inf)
     keys = keys.clamp_min(-_LARGEST)
     chosen, values = [], []
     for _ in range(min(topk + 1, keys.shape[1])):

@@ -159,23 +159,25 @@ def test_certain_children_never_displace_their_parents() -> None:
     assert tree == oracle.OracleTree((ROOT, A, B, C), (-1, 0, 1, 2), (0, 1, 2, 3))
 
 
-def test_sampled_children_are_picked_with_the_noise_of_the_target_id_and_scored_without() -> None:
+def test_sampled_children_are_picked_and_scored_with_the_noise_of_the_target_id() -> None:
     sampling, token_map = SamplingParams(temperature=0.7, seed=11), np.array([3, 8, 20, 41])
     logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     children = oracle.DraftRule(1, 2, sampling, sample=2).children(logits + 5, position=30, token_map=token_map)
-    noisy = logits.numpy() / np.float32(0.7) + oracle.gumbel_noise(11, 2, 30, token_map)
+    noisy = logits.numpy() + np.float32(0.7) * oracle.gumbel_noise(11, 2, 30, token_map)
     winners = np.argsort(-noisy)[:2]
     assert winners.tolist() != [0, 1]  # the noise matters here
     assert [token for token, _ in children] == token_map[winners].tolist()
-    assert np.allclose([log_q for _, log_q in children], logits.numpy()[winners])
+    assert np.allclose(np.exp([log_q for _, log_q in children]), np.exp(noisy[winners]) / np.exp(noisy).sum())
 
 
-def test_level_zero_grows_in_the_order_of_its_children_whatever_their_scores() -> None:
+def test_noise_ranks_what_is_run_and_what_is_kept() -> None:
     sampling = SamplingParams(temperature=1.0, seed=1)
     draft = ScriptedDraft({ROOT: {A: 0.5, B: 0.4}})
     pool = oracle.grow_pool(draft, [15, ROOT], torch.zeros(2, 2), oracle.DraftRule(2, 2, sampling))
-    assert pool[0].score < pool[1].score
+    assert [node.token for node in pool[:2]] == [B, A]  # by the logits alone A would come first
+    assert pool[0].score > pool[1].score
     assert [node.parent for node in pool[2:]] == [0, 0, 1, 1]
+    assert oracle.keep_nodes(pool, ROOT, 2).tokens == (ROOT, B)
 
 
 def test_same_noise_drafts_with_a_perfect_draft_are_always_accepted() -> None:

@@ -1,6 +1,7 @@
 """Sampled text keeps its law, its seed and its options under speculation: kind SAMP of the known failures."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
+from eaglecli.engine import draft as draft_module
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.models.draft_loader import LoadedDraft
 from eaglecli.models.loader import LoadedTarget
@@ -88,7 +90,7 @@ def test_tokens_and_pairs_follow_the_exact_law(eight: tuple[LoadedTarget, Loaded
     assert p_value(tokens[:, 0] * NUM_TOKENS + tokens[:, 1], law_1[:, None] * LAW) > 0.001
     assert p_value(tokens[:, 1] * NUM_TOKENS + tokens[:, 2], law_2[:, None] * LAW) > 0.001
     if triple:
-        assert 1.05 < accept_length(found) < 2.5, "some proposals must be accepted and some refused"
+        assert 1.05 < accept_length(found) < 2.9, "some proposals must be accepted and some refused"
 
 
 # ---- B33: temperature ----------------------------------------------------------------------------------------------
@@ -167,3 +169,28 @@ def test_drafting_with_the_targets_noise_accepts_more_and_writes_the_same(twin: 
     without = run(make_engine(twin.target, twin.draft, triple, same_noise_drafting=False), requests)
     assert texts(with_noise) == texts(without)
     assert accept_length(with_noise) > accept_length(without) + 0.3, (accept_length(with_noise), accept_length(without))
+
+
+def ranked_without_noise(propose: Callable) -> Callable:
+    """`draft_topk` that proposes the same children with the log-softmax of the logits alone as their log q. Draft ids = target ids."""
+
+    def rank(logits, k, sampling, position, token_map, num_valid, into_rows=None):
+        assert token_map is None
+        out = propose(logits, k, sampling, position, token_map, num_valid, into_rows)
+        rows = slice(None) if into_rows is None else sampling.row_of_logits
+        out.log_q[rows] = logits[:, :num_valid].float().log_softmax(1).gather(1, out.token[rows])
+        return out
+
+    return rank
+
+
+@pytest.mark.parametrize(("triple", "gain"), [((3, 2, 7), 0.4), ((4, 1, 5), 0.0)], ids=["tree", "chain"])
+def test_a_tree_ranked_with_the_noise_accepts_more(twin: LoadedPair, triple: Triple, gain: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen: the tree 3.64 with the noise, 2.91 without; a chain has nothing to rank."""
+    requests = [Request(seed, random_prompt(8, seed), SamplingParams(temperature=1.0, seed=seed, max_new_tokens=32)) for seed in range(24)]
+    with_noise = run(make_engine(twin.target, twin.draft, triple), requests)
+    monkeypatch.setattr(draft_module, "draft_topk", ranked_without_noise(draft_module.draft_topk))
+    without = run(make_engine(twin.target, twin.draft, triple), requests)
+    assert texts(with_noise) == texts(without)
+    assert (outcomes(with_noise) == outcomes(without)) == (gain == 0)
+    assert accept_length(with_noise) >= accept_length(without) + gain, (accept_length(with_noise), accept_length(without))

@@ -39,17 +39,31 @@ def test_greedy_rows_propose_the_most_probable_with_ties_lowest_id_first(propose
 
 @IMPLEMENTATIONS
 @pytest.mark.parametrize("mapped", [False, True])
-def test_sampled_rows_are_ordered_by_the_noise_of_the_target_id_and_scored_without_it(propose, mapped: bool) -> None:
+@pytest.mark.parametrize("temperature", [1e-9, 0.7, 30.0])  # the last one times the noise is far above what exp can hold
+def test_sampled_rows_are_ordered_and_scored_by_the_logits_and_the_noise_of_the_target_id(
+    propose, mapped: bool, temperature: float
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 40, generator=generator).to(DEVICE)
-    token_map = torch.randperm(5000, generator=generator)[:40].sort().values.to(DEVICE) if mapped else None
-    ids = token_map if mapped else torch.arange(40, device=DEVICE)
-    sampling = sampling_rows(*[SAMPLED] * 3)
-    key = logits / 0.7 + gumbel_noise_reference(sampling.seed, sampling.sample, positions(3), ids)
-    best = key.argsort(dim=1, descending=True)[:, :5]
-    out = propose(logits, 5, sampling, positions(3), token_map, 40)
+    logits = torch.randn(3, 2100, generator=generator).to(DEVICE)
+    token_map = torch.randperm(5000, generator=generator)[:2100].sort().values.to(DEVICE) if mapped else None
+    ids = token_map if mapped else torch.arange(2100, device=DEVICE)
+    sampling = sampling_rows(*[(temperature, -1, 1.0, 0.0)] * 3)
+    noise = gumbel_noise_reference(sampling.seed, sampling.sample, positions(3), ids)
+    perturbed = logits.double() + temperature * noise
+    best = perturbed.argsort(dim=1, descending=True)[:, :5]
+    out = propose(logits, 5, sampling, positions(3), token_map, 2100)
     assert out.token.tolist() == ids[best].tolist()
-    torch.testing.assert_close(out.log_q, torch.log_softmax(logits, 1).gather(1, best), **TOLERANCE)
+    expected = torch.log_softmax(perturbed, 1).gather(1, best).float()
+    torch.testing.assert_close(out.log_q, expected, rtol=0, atol=TOLERANCE["atol"] * max(1.0, temperature))
+
+
+@IMPLEMENTATIONS
+def test_greedy_rows_beside_sampled_ones_keep_every_bit(propose) -> None:
+    logits = torch.randn(2, 2100, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    mixed, greedy = sampling_rows(GREEDY, SAMPLED), replace(sampling_rows(GREEDY, GREEDY), any_sampled=False)
+    out, expected = (propose(logits, 5, sampling, positions(2), None, 2100) for sampling in (mixed, greedy))
+    assert torch.equal(out.token[0], expected.token[0]) and torch.equal(out.log_q[0], expected.log_q[0])
+    assert not torch.equal(out.log_q[1], expected.log_q[1])
 
 
 @IMPLEMENTATIONS
@@ -62,7 +76,7 @@ def test_padding_rows_of_the_head_are_never_proposed_and_have_no_share(propose, 
 
 
 @IMPLEMENTATIONS
-@pytest.mark.parametrize("setting", [GREEDY, SAMPLED, (1e-9, -1, 1.0, 0.0)])
+@pytest.mark.parametrize("setting", [GREEDY, SAMPLED, (1e-9, -1, 1.0, 0.0), (3e38, -1, 1.0, 0.0)])
 @pytest.mark.parametrize(
     "row",
     [
@@ -144,4 +158,4 @@ def test_the_compiled_kernel_equals_the_reference_on_real_vocabularies(dtype: to
     out, expected = draft_topk_triton(*arguments), draft_topk_reference(*arguments)
     assert (out.token != expected.token).float().mean() <= 0.01  # approximate logarithms may swap near-ties
     assert torch.equal(out.token[::2], expected.token[::2])
-    torch.testing.assert_close(out.log_q[::2], expected.log_q[::2], rtol=0, atol=1e-4)
+    torch.testing.assert_close(out.log_q, expected.log_q, **TOLERANCE)  # near-ties have near scores
