@@ -96,6 +96,7 @@ def test_bad_numbers_still_give_distinct_ids_and_no_nan(propose, setting, row: l
         assert set(out.token[0].tolist()) <= set(range(6))
         assert not out.log_q.isnan().any()
         assert (out.log_q <= 0).all()
+        assert out.log_q.exp().sum() <= 1.001
 
 
 @IMPLEMENTATIONS
