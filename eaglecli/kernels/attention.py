@@ -8,8 +8,8 @@ Masked slots may hold anything, NaN included. Queries that belong to no row, or 
 
 GPU, one launch: the queries of a row and the heads of a group are packed into the rows of a tile, so that one load of a
 block of keys serves them all (every branch of a tree, every token of a verify). Keys are walked in blocks of one fixed size
-counted from position 0. With few programs the keys of a row are split over several; the last of them to finish merges their
-results in a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
+counted from position 0. With few programs the keys of a row are split over several, with more those of long rows; the last of them to
+finish merges their results in a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
 Source: Dao, "FlashAttention-2" (running softmax) and Dao et al., "Flash-Decoding" (split over keys); numbering our own.
 """
 
@@ -27,6 +27,9 @@ from eaglecli.kernels.launch import launch_options
 
 _MAX_SPLITS = 64
 _NUM_MULTIPROCESSORS = 132
+_FEW_PROGRAMS, _MANY_PROGRAMS = 32, 512
+_EVEN_SPLITS = 4  # as many or more: rows of few keys are split too
+_LONG_SPLIT_KEYS, _MAX_LONG_SPLITS = 512, 8  # the bound keeps the buffers of partial results small
 _ONE_SPLIT_BLOCKS = 2  # so few blocks are walked sooner than results are merged
 _MERGED_PER_THREAD = 64  # float32 of the splits' results in the registers of a thread at once
 _LOG2_E = 1.4426950408889634
@@ -259,29 +262,39 @@ class AttentionTile:
     num_stages: int
 
 
-def choose_tile(packed_rows: int, num_row_heads: int, is_masked: bool, is_wide: bool) -> AttentionTile:
-    """The tile for this many packed rows of each of num_row_heads (row, key head) pairs.
+def choose_tile(packed_rows: int, num_row_heads: int, is_masked: bool, is_wide: bool, head_dim: int) -> AttentionTile:
+    """The tile for this many packed rows of each of num_row_heads (row, key head) pairs; measured by `benchmarks.attention_tiles`.
 
-    float32 has no matrix unit and masks take registers: their tiles are smaller.
+    float32 has no matrix unit: its tile is small. Many programs hide the latency of one another's loads, so shared memory for two or three
+    blocks of keys is worth less than room for more programs on a multiprocessor.
     """
     if is_wide:
         return AttentionTile(16, 32, 4, 2)
-    if num_row_heads * triton.cdiv(packed_rows, 16) <= _NUM_MULTIPROCESSORS:
-        return AttentionTile(
-            16, 64, 4, 1
-        )  # measured; idle multiprocessors: reading keys again from the L2 is sooner done than larger tiles
+    if num_row_heads * triton.cdiv(packed_rows, 16) <= _FEW_PROGRAMS:
+        return AttentionTile(16, 64, 4, 1)  # idle multiprocessors: reading keys again from the L2 is sooner done than larger tiles
     block_queries = max(16, min(triton.next_power_of_2(packed_rows), 64 if is_masked else 128))
-    num_warps = 8 if block_queries >= (32 if is_masked else 128) else 4
-    # two loads follow one another, slots then keys: five stages keep two blocks of keys on their way, three keep one
-    return AttentionTile(block_queries, 64, num_warps, 5 if block_queries <= 32 else 3)
+    num_programs = num_row_heads * triton.cdiv(packed_rows, block_queries)
+    if block_queries == 16:
+        return AttentionTile(16, 128, 4, 2) if num_programs <= _MANY_PROGRAMS else AttentionTile(16, 64, 4, 2)
+    if block_queries == 32:
+        return AttentionTile(32, 32, 2, 3) if num_programs >= _MANY_PROGRAMS and head_dim > 64 else AttentionTile(32, 64, 4, 2)
+    return AttentionTile(block_queries, 64, 8 if block_queries == 128 else 4, 3)
 
 
-def choose_num_splits(num_programs: int, max_keys: int, block_keys: int) -> int:
-    """Over how many programs the keys of a row are split, from host bounds: num_programs run without a split, max_keys is a row's bound."""
+def choose_splits(num_programs: int, max_keys: int, block_keys: int) -> tuple[int, int]:
+    """(programs that the keys of a row are split over, least keys of each), from host bounds.
+
+    num_programs run without a split, max_keys is a row's bound. Few programs: splits fill the device, evenly. More: only rows of many keys
+    are split, so that no launch waits for its longest row; so many more that splits which end at once would cost more: none.
+    """
     num_blocks = triton.cdiv(max_keys, block_keys)
     if num_blocks <= _ONE_SPLIT_BLOCKS:
-        return 1
-    return max(1, min(2 * _NUM_MULTIPROCESSORS // num_programs, num_blocks, _MAX_SPLITS))
+        return 1, 0
+    filling = 2 * _NUM_MULTIPROCESSORS // num_programs
+    if filling >= _EVEN_SPLITS:
+        return min(filling, num_blocks, _MAX_SPLITS), 0
+    num_splits = min(triton.cdiv(max_keys, _LONG_SPLIT_KEYS), 8 * _NUM_MULTIPROCESSORS // num_programs, _MAX_LONG_SPLITS)
+    return max(1, num_splits), _LONG_SPLIT_KEYS
 
 
 def check_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
@@ -325,12 +338,13 @@ def attention_triton(
     packed_rows = inputs.max_query_len * (num_heads // num_kv_heads)
     mask = inputs.tail_mask
     if tile is None:
-        tile = choose_tile(packed_rows, batch * num_kv_heads, mask is not None, q.dtype not in (torch.bfloat16, torch.float16))
+        is_wide = q.dtype not in (torch.bfloat16, torch.float16)
+        tile = choose_tile(packed_rows, batch * num_kv_heads, mask is not None, is_wide, head_dim)
     num_tiles = triton.cdiv(packed_rows, tile.block_queries)
     tail_width = inputs.max_query_len if mask is None else mask.shape[2]
     if num_splits is None:
         max_keys = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
-        num_splits = choose_num_splits(batch * num_kv_heads * num_tiles, max_keys, tile.block_keys)
+        num_splits, min_split_keys = choose_splits(batch * num_kv_heads * num_tiles, max_keys, tile.block_keys)
     partial = log_total = counters = None
     if num_splits > 1:
         partial = torch.empty((num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32, device=q.device)

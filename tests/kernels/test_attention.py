@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from eaglecli.kernels.attention import attention_reference, attention_triton, choose_num_splits, choose_tile
+from eaglecli.kernels.attention import attention_reference, attention_triton, choose_splits, choose_tile
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.last_arrival import arrival_counters
 from tests.helpers import packed_inputs, scattered_slot_table
@@ -218,15 +218,24 @@ def test_rows_name_their_line_of_the_slot_table() -> None:
 
 
 def test_idle_multiprocessors_make_the_tiles_of_a_tree_small() -> None:
-    assert choose_tile(64, 8, True, False).block_queries == 16
-    assert choose_tile(64, 64, True, False).block_queries == 64
+    assert choose_tile(64, 8, True, False, 128).block_queries == 16
+    assert choose_tile(64, 64, True, False, 128).block_queries == 64
 
 
-def test_splits_grow_with_the_bound_and_shrink_with_the_batch() -> None:
-    assert choose_num_splits(8, 128, 64) == 1
-    assert choose_num_splits(8, 8192, 64) == 33
-    assert choose_num_splits(8, 640, 64) == 10
-    assert choose_num_splits(64 * 8, 8192, 64) == 1
+def test_splits_fill_the_device_or_cut_long_rows_or_are_left() -> None:
+    assert choose_splits(8, 128, 64) == (1, 0)
+    assert choose_splits(8, 8192, 64) == (33, 0)
+    assert choose_splits(8, 640, 64) == (10, 0)
+    assert choose_splits(64 * 3, 2048, 128) == (4, 512)
+    assert choose_splits(64 * 8, 8192, 64) == (2, 512)
+    assert choose_splits(256 * 8, 8192, 64)[0] == 1
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_only_long_rows_of_a_large_batch_are_split(tree: bool) -> None:
+    """Rows of more and of fewer keys than a split's least, beside one another."""
+    case = problem([70, 3, 130, 40], [3, 3, 3, 3], tree=tree)
+    assert_near(case.run(num_splits=4, min_split_keys=64), case.expected())
 
 
 @pytest.mark.parametrize("broken", ["q", "cache", "dtype", "mask"])
