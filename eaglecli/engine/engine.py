@@ -16,7 +16,7 @@ from eaglecli.engine.graph_sizes import padded_size
 from eaglecli.engine.iteration import named_tensors
 from eaglecli.engine.logit_adjustments import allocate_adjustments, refuse_sampling
 from eaglecli.engine.logprob_buffers import LogprobBuffers
-from eaglecli.engine.measure_costs import measure_costs
+from eaglecli.engine.measure_costs import MEASURED_CONTEXT, measure_costs
 from eaglecli.engine.modes import Mode, ModeParts, allocate_backlog, build_modes, capture_plans, describe_modes, eagle_drafter
 from eaglecli.engine.outlook import OUTLOOK_INTERVAL_S, Outlook
 from eaglecli.engine.outputs import OutputBuffers
@@ -261,7 +261,12 @@ class Engine:
         if self._backlog is not None and self._eagle is not None:
             self._backlog.warm_up(self._eagle.catch_up, self.settings.chunked_prefill_size, self.widest_hints)
         sizes, most = self.settings.graph_sizes, self.settings.max_running_requests
-        return measure_costs(self._modes, sizes if self.settings.pads_to_graph_sizes else (), most, self.widest_hints, budget_s)
+        length = self._state.lengths[self._state.dummy_row]
+        length.fill_(min(self.settings.context_length // 4, MEASURED_CONTEXT))  # whose slots are all the dummy slot
+        try:
+            return measure_costs(self._modes, sizes if self.settings.pads_to_graph_sizes else (), most, self.widest_hints, budget_s)
+        finally:
+            length.zero_()
 
     @property
     def widest_hints(self) -> HostHints:

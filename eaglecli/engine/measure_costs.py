@@ -1,6 +1,7 @@
 """What an iteration of each mode costs at each batch size, measured before anything runs.
 
-The stages run on padding alone, by graph where they are captured: the same launches as ever, over rows without a context.
+The stages run on padding alone, by graph where they are captured: the same launches as ever. The dummy row is given a context
+meanwhile: what attention takes depends on it, and for a wide tree more than for a chain.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ import torch
 from eaglecli.engine.modes import Mode
 from eaglecli.engine.row_state import HostHints
 
+MEASURED_CONTEXT = 512  # tokens; a quarter of the longest context, if that is less
 _NUM_BACK_TO_BACK, _NUM_TIMED = 2, 3
 
 

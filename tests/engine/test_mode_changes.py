@@ -11,6 +11,7 @@ import torch
 
 from eaglecli.engine.backlog import START_UNIT
 from eaglecli.engine.engine import Engine
+from eaglecli.engine.iteration import Iteration
 from eaglecli.engine.measure_costs import measured_sizes
 from eaglecli.engine.request import Request
 from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SpeculationSettings
@@ -220,12 +221,21 @@ def test_sizes_are_measured_from_the_ends_inwards(graph_sizes, most, expected):
     assert measured_sizes(graph_sizes, most) == expected
 
 
-def test_costs_are_measured_for_every_mode_and_leave_no_trace(rand: LoadedPair):
+def test_costs_are_measured_for_every_mode_and_leave_no_trace(rand: LoadedPair, monkeypatch: pytest.MonkeyPatch):
     requests = mixed_requests(5, seed=9, max_prompt=12, max_cap=12)
     alternatives = (Alternative(PLAIN, 4), Alternative(TREE, 2))
     settings = EngineSettings(128, 2048, max_running_requests=4, speculation=CHAIN, alternatives=alternatives)
     engine = Engine(rand.target.model, rand.draft.model, settings)
+    contexts: set[int] = set()
+    load_padding = Iteration.load_padding
+
+    def watch(iteration: Iteration, size: int) -> None:
+        contexts.add(int(engine._state.lengths[-1]))
+        load_padding(iteration, size)
+
+    monkeypatch.setattr(Iteration, "load_padding", watch)
     costs = engine.measure_costs(budget_s=0.0)
+    assert contexts == {128 // 4} and not engine._state.lengths.any()  # measured with a context, which is then gone
     assert set(costs) == {(0, 1), (0, 4), (1, 1), (1, 4), (2, 1), (2, 2)}  # no cost past a mode's limit
     assert min(costs.values()) > 0
     assert len(engine.measure_costs(budget_s=100.0)) == 8
