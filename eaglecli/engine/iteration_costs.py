@@ -1,7 +1,8 @@
 """Seconds of an iteration by mode and batch size: measured at the start, corrected by every iteration that runs.
 
-The start measures rows of one length. What really runs takes longer or less: keys of real lengths are read, the host has its share. Most of that is the
-same whatever the mode, so what the first iterations at a batch size show is carried over to all modes there; what differs when another
+The start measures rows of one length. What really runs takes longer or less: keys of real lengths are read, the host has its share.
+Most of that is the same whatever the mode, so what the first iterations at a batch size show is carried over to all modes there; what
+differs when another
 mode runs belongs to that mode. Pure arithmetic, no tensors.
 """
 
