@@ -2,8 +2,7 @@
 
 The start measures rows of one length. What really runs takes longer or less: keys of real lengths are read, the host has its share.
 Most of that is the same whatever the mode, so what the first iterations at a batch size show is carried over to all modes there; what
-differs when another
-mode runs belongs to that mode. Pure arithmetic, no tensors.
+differs when another mode runs belongs to that mode. Pure arithmetic, no tensors.
 """
 
 from bisect import bisect_left
