@@ -14,7 +14,7 @@ from eaglecli.engine.graph_capture import CapturePlan, capture_all, find_captura
 from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
 from eaglecli.engine.graph_sizes import padded_size
 from eaglecli.engine.iteration import named_tensors
-from eaglecli.engine.logit_adjustments import allocate_adjustments, refuse_sampling
+from eaglecli.engine.logit_adjustments import allocate_adjustments
 from eaglecli.engine.logprob_buffers import LogprobBuffers
 from eaglecli.engine.measure_costs import measure_costs
 from eaglecli.engine.modes import Mode, ModeParts, allocate_backlog, build_modes, capture_plans, describe_modes, eagle_drafter
@@ -26,6 +26,7 @@ from eaglecli.engine.prefill_check import PrefillCheck, PrefillParts, check_pref
 from eaglecli.engine.prefill_sizes import PrefillSize, most_graph_tokens, prefill_graph_sizes
 from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, status_of
 from eaglecli.engine.request import Completion, Request, SamplingParams
+from eaglecli.engine.request_limits import RequestLimits
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted, write_growths
 from eaglecli.engine.scheduler import Scheduler
 from eaglecli.engine.sequence import PrefillChunk, Sequence
@@ -78,6 +79,7 @@ class Engine:
         if not any(speculation.num_steps for speculation in settings.all_speculation):
             draft = None
         self.dtype, self.vocab_size = dtype, target.config.vocab_size
+        self.refusal = RequestLimits(settings, self.vocab_size).refusal  # why a request can never run, or None
         self.attention = choose_attention(attention, device, settings.is_deterministic)
         if settings.is_deterministic and not all(model.kernels.is_row_invariant for model in (target, draft) if model is not None):
             raise ValueError("deterministic inference needs models that use row-invariant kernels: see models/kernel_choice.py")
@@ -140,20 +142,6 @@ class Engine:
     def is_idle(self) -> bool:
         """Nothing waits, nothing runs."""
         return self._scheduler.is_idle
-
-    def refusal(self, request: Request) -> str | None:
-        """Why a request can never run, or None."""
-        known = len(request.prompt_ids) + request.sampling.max_new_tokens
-        if known > self.settings.context_length:
-            asked = f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_new_tokens} new tokens"
-            return f"{asked} pass the context of {self.settings.context_length}"
-        pages = self._scheduler.most_pages(Sequence(request))
-        if pages > self._pool.num_pages:
-            given = self._pool.num_pages * self._pool.page_size
-            return f"{pages * self._pool.page_size} cache slots are needed, --max-total-tokens gives {given}"
-        if len(request.sampling.stop_token_ids) > self.settings.max_stop_ids:
-            return f"{len(request.sampling.stop_token_ids)} stop ids are more than the {self.settings.max_stop_ids} that a request may have"
-        return refuse_sampling(request.sampling, self.settings, self.vocab_size)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError with the reason when it can never run: see `refusal`."""

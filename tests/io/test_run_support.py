@@ -87,7 +87,7 @@ def test_prefetch_reads_ahead_no_further_than_its_window():
     def source():
         for number in range(100):
             taken.append(number)
-            yield number
+            yield [number]
 
     prefetch = Prefetch(source(), window=5)
     items = iter(prefetch)
@@ -100,11 +100,11 @@ def test_prefetch_reads_ahead_no_further_than_its_window():
 
 def test_prefetch_hands_over_all_items_and_then_the_exception():
     def source():
-        yield 1
+        yield [0, 1]
         raise UserError("broken")
 
-    items = iter(Prefetch(source()))
-    assert next(items) == 1
+    items = iter(Prefetch(source(), window=5))
+    assert [next(items), next(items)] == [0, 1]
     with pytest.raises(UserError, match="broken"):
         next(items)
 
