@@ -122,7 +122,7 @@ class Engine:
         self._prefill_runner = GraphRunner(self._prefill, self._prefill_static)
         self._readback = Readback(settings.max_running_requests, run_width, device, logprob_columns)
         self._last_read_s: float | None = None  # when the record before was read, if nothing but it was run since
-        self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
+        self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length, run_width)
         self._logprobs = LogprobBuffers(settings.max_running_requests, settings.max_logprobs)
         num_rows = settings.max_running_requests
         self._watches = StopWatches(num_rows)
@@ -448,7 +448,6 @@ class Engine:
             self.counts.num_wasted_row_steps += int((~current).sum())
         rows, record = rows[current], record[current]
         self._in_flight[rows] -= 1
-        num_before = int(self._outputs.num_tokens[rows].sum())
         self._outputs.add(rows, record, num_proposed)
         if self._logprobs.any_wanted:
             self._logprobs.add(rows, logprobs[current], emitted_of(record))
@@ -457,7 +456,7 @@ class Engine:
             for row in rows:
                 self._sequence(row).first_token_s = now
         stop_strings = self._watches.cut(rows, status_of(record), self._outputs)
-        self.counts.num_output_tokens += int(self._outputs.num_tokens[rows].sum()) - num_before
+        self.counts.num_output_tokens = self._outputs.num_added
         ends = sorted({*ended(record).tolist(), *stop_strings})
         return [self._finish(int(rows[i]), Status(status_of(record)[i]), stop_strings.get(i)) for i in ends]
 
