@@ -143,7 +143,7 @@ class Scheduler:
 
     def release(self, sequence: Sequence) -> None:
         """Give back the row and all pages of a sequence."""
-        (self.running if sequence in self.running else self.prefilling).remove(sequence)
+        (self.prefilling if sequence.num_prefilled < sequence.num_to_prefill else self.running).remove(sequence)
         self._free_rows.append(sequence.row)
         self.capacity[sequence.row] = 0
         self.pool.free(sequence.pages)

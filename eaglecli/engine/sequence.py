@@ -67,7 +67,7 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Tokens whose cache entries are computed before it runs. The last token of an output has none yet: the next tree's root."""
-        return self.num_known - self.is_resumed
+        return self.prompt_len + max(0, len(self.emitted.token_ids) - 1)
 
 
 @dataclass(frozen=True)
