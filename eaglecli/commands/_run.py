@@ -23,6 +23,7 @@ from eaglecli.io.console import Console
 from eaglecli.io.earlier_run import KeptResults
 from eaglecli.io.error_limit import ErrorLimit, TooManyErrors
 from eaglecli.io.eta import Workload
+from eaglecli.io.garbage_pauses import seldom_garbage_pauses
 from eaglecli.io.helper_process import HelperProcess
 from eaglecli.io.output_formats import write_output_format
 from eaglecli.io.prefetch import Prefetch
@@ -110,11 +111,11 @@ class Run:
         size = 1 if self.report.selection.is_read_once else BLOCK  # behind a record of a pipe there may be nothing for long
         blocks = self._blocks(maker, size)
         self.prepared = Prefetch(([maker.take(item) for item in block] for block in blocks), READ_AHEAD // size)
-        enough = 2 * self.report.settings.max_running_requests
+        enough = self.report.settings.max_running_requests
         source = self.source = RequestSource(self.prepared, self._take_error, enough, self.report.selection.is_read_once)
         started = time.perf_counter()
         try:
-            with quick_thread_switches():
+            with quick_thread_switches(), seldom_garbage_pauses():
                 while source.has_more:
                     for completion in self.opened.engine.generate(source):
                         self._take(completion, maker.dialogues, source)
