@@ -1,10 +1,12 @@
 """What one record costs the host beside the model: reading, the engine's own books, the answer's way to its line.
 
-    python -m benchmarks.host_cost                     20,000 records of 128 output tokens, microseconds of CPU time by part
-    python -m benchmarks.host_cost --profile back      the functions of one part
+    python -m benchmarks.host_cost                              20,000 records of 128 output tokens, microseconds of CPU time by part
+    python -m benchmarks.host_cost --target MODEL.gguf          the same with a real tokenizer
+    python -m benchmarks.host_cost --profile --parts engine     the functions of one part
 
-Real code, no model: the engine's stages are replaced by ones that hand out tokens at once. `reader` runs in a thread of its own, `writer`
-too; `engine` and `answer` are the thread that feeds the GPU. At 100,000 output tokens a second a record of 128 takes 1,280 us of GPU time.
+Real code, no model: the engine's stages are replaced by ones that hand out tokens at once. `reader` and `writer` are threads on the CPU; on
+a GPU they are helper processes, and what is left of them in the process of the engine are `take` and `give`: that, `engine` and `answer`
+share one interpreter. At 100,000 output tokens a second a record of 128 takes 1,280 us of GPU time. See also `pipeline_cost.py`.
 """
 
 import argparse
@@ -12,25 +14,31 @@ import cProfile
 import json
 import pstats
 import tempfile
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import process_time
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 from benchmarks.dummy_models import load_dummy_pair
 from eaglecli.commands._answers import build_answer
-from eaglecli.commands._request_maker import RequestMaker
+from eaglecli.commands._request_blocks import BLOCK, BlockReader, prepare_blocks
+from eaglecli.commands._request_maker import Prepared, RequestMaker, RequestRules
+from eaglecli.commands._samples import SamplePlan
 from eaglecli.config import resolve_settings
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
 from eaglecli.io.accept_statistics import AcceptTotals
+from eaglecli.io.earlier_run import DoneRecords
+from eaglecli.io.helper_process import HelperProcess
+from eaglecli.io.prefetch import Prefetch
 from eaglecli.io.prompts import InputSelection
 from eaglecli.io.records import RecordKey
-from eaglecli.io.results import ResultWriter
+from eaglecli.io.result_lines import Answer, LineMaker
+from eaglecli.io.results import MakeLines, ResultWriter
 from eaglecli.io.scan import InputReader
 from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
 from eaglecli.kernels.commit_run import Status
@@ -45,13 +53,20 @@ RECORD_US_AT_100K = NUM_TOKENS / 100_000 * 1e6
 class InstantStages:
     """Stands for the engine's prefill and for all stages of an iteration: every row gets its next tokens."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    clock = None
 
-    def prefill(self, chunks: Sequence, hints: object) -> torch.Tensor:
-        """As `PrefillStage.run`."""
-        rows = np.array([chunk.sequence.row for chunk in chunks if chunk.chooses_token], np.int64)
-        return self._record(rows, 1)
+    def __init__(self, engine: Engine) -> None:
+        self._engine, self._load = engine, engine._prefill.load
+        self._choosing = np.zeros(0, np.int64)  # rows of the prefill whose first token is chosen
+
+    def load(self, chunks: Sequence, size: object) -> None:
+        """As `PrefillStage.load`."""
+        self._choosing = np.array([chunk.sequence.row for chunk in chunks if chunk.chooses_token], np.int64)
+        self._load(chunks, size)  # type: ignore[arg-type]
+
+    def run_prefill(self, size: object, hints: object) -> None:
+        """As `GraphRunner.run` of the prefill."""
+        self._engine._prefill._outputs.record[: len(self._choosing)] = self._record(self._choosing, 1)
 
     def run(self, size: int, hints: object) -> None:
         """As `GraphRunner.run` of the last stage."""
@@ -77,7 +92,8 @@ def open_engine(folder: Path) -> Engine:
     settings = EngineSettings(512, NUM_ROWS * 256, NUM_ROWS, chunked_prefill_size=4096, speculation=speculation)
     engine = Engine(pair.target.model, pair.draft.model, settings)
     instant = InstantStages(engine)
-    engine._prefill.run = instant.prefill  # type: ignore[method-assign]
+    engine._prefill.load = instant.load  # type: ignore[method-assign]
+    engine._prefill_runner.run = instant.run_prefill  # type: ignore[method-assign]
     engine._runners = [instant]  # type: ignore[list-item]
     return engine
 
@@ -102,14 +118,34 @@ def make_completions(count: int) -> Iterator[Completion]:
         )
 
 
-def read_all(path: Path, tokenizer: PromptTokenizer, engine: Engine) -> int:
-    """The reader's thread: lines to requests."""
-    settings = resolve_settings(
-        {"target": "none", "input": (str(path),), "context_length": 512, "max_new_tokens": NUM_TOKENS}, None, lambda _: "cpu"
-    )
-    opened = SimpleNamespace(engine=engine, end_token_ids=(END_ID,), context_length=512, max_stop_ids=16, vocab_size=320)
-    maker = RequestMaker(settings, tokenizer, opened)  # type: ignore[arg-type]
-    return sum(isinstance(maker.prepare(record), Request) for record in InputReader(InputSelection((str(path),))).records())
+class Reading:
+    """The way of an input file to requests, after the first pass over it."""
+
+    def __init__(self, path: Path, tokenizer: PromptTokenizer, engine: Engine) -> None:
+        given = {"target": "none", "input": (str(path),), "context_length": 512, "max_new_tokens": NUM_TOKENS}
+        self._settings = resolve_settings(given, None, lambda _: "cpu")
+        self._rules = RequestRules(512, (END_ID,), 16, tokenizer.vocab_size, engine.refusal)
+        self._maker = RequestMaker(self._settings, tokenizer, self._rules)
+        self._input, self._tokenizer = InputReader(InputSelection((str(path),))), tokenizer
+        self._plan = SamplePlan(1, DoneRecords(array("q"), frozenset()))
+
+    def here(self) -> int:
+        """The reader's work; how many requests."""
+        return self._take(prepare_blocks(self._input.records(), self._maker, self._plan, BLOCK))
+
+    def begin_helper(self) -> HelperProcess:
+        """A helper for `from_helper`."""
+        helper = HelperProcess(BlockReader, self._tokenizer, self._input.selection, self._input.scan.ids, self._plan)
+        helper.call("begin", self._settings, self._rules, BLOCK)
+        return helper
+
+    def from_helper(self, helper: HelperProcess) -> int:
+        """What is left here of the work of `here`."""
+        return self._take(iter(lambda: helper.call("next"), []))
+
+    def _take(self, blocks: Iterator[list[Prepared]]) -> int:
+        prefetch = Prefetch(([self._maker.take(item) for item in block] for block in blocks), 16)
+        return sum(isinstance(item, Request) for item in prefetch)
 
 
 def measure(name: str, count: int, work: Callable[[], object], profile: bool) -> None:
@@ -126,18 +162,27 @@ def measure(name: str, count: int, work: Callable[[], object], profile: bool) ->
         pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
 
 
+def write_all(folder: Path, answers: Sequence[Answer], make_lines: MakeLines) -> None:
+    """The writer's work."""
+    writer = ResultWriter(folder, make_lines)
+    for item in answers:
+        writer.put(item)
+    writer.close(ordered=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print one line a part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--records", type=int, default=20_000)
-    parser.add_argument("--parts", nargs="+", default=["reader", "engine", "answer", "writer"])
+    parser.add_argument("--parts", nargs="+", default=["reader", "take", "engine", "answer", "give", "writer"])
+    parser.add_argument("--target", type=Path, help="a model whose tokenizer is used")
     parser.add_argument("--profile", action="store_true")
     options = parser.parse_args(arguments)
     count = options.records
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_tokenizer(folder)
-        tokenizer = load_tokenizer(folder)
+        tokenizer = load_tokenizer(options.target or folder)
         engine = open_engine(folder)
         source = folder / "input.jsonl"
         with source.open("w") as stream:
@@ -146,26 +191,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sampling = SamplingParams(max_new_tokens=NUM_TOKENS, stop_token_ids=(END_ID,))
         completions = list(make_completions(count))
         answers = [build_answer([completion], (END_ID,)) for completion in completions]
+        reading = Reading(source, tokenizer, engine)
+        reader, writer = reading.begin_helper(), HelperProcess(LineMaker, tokenizer, NUM_STEPS)
+        writer.call("lines", [])
 
         def answer() -> None:
             totals = AcceptTotals(NUM_STEPS)
             for completion in completions:
                 totals.add(build_answer([completion], (END_ID,)).counts)
 
-        def write() -> None:
-            writer = ResultWriter(folder, tokenizer, NUM_STEPS)
-            for item in answers:
-                writer.put(item)
-            writer.close(ordered=True)
-
         parts: dict[str, Callable[[], object]] = {
-            "reader": lambda: read_all(source, tokenizer, engine),
+            "reader": reading.here,
+            "take": lambda: reading.from_helper(reader),
             "engine": lambda: sum(1 for _ in engine.generate(Request(n, prompt, sampling) for n in range(count))),
             "answer": answer,
-            "writer": write,
+            "give": lambda: write_all(folder, answers, lambda results: writer.call("lines", results)),
+            "writer": lambda: write_all(folder, answers, LineMaker(tokenizer, NUM_STEPS).lines),
         }
         for part in options.parts:
             measure(part, count, parts[part], options.profile)
+        reader.close()
+        writer.close()
 
 
 if __name__ == "__main__":

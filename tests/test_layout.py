@@ -26,6 +26,7 @@ WITHOUT_TORCH = [
     "config.py",
     "cli.py",
     "engine/request.py",
+    "engine/request_limits.py",
     "engine/pages.py",
     "engine/scheduler.py",
     "engine/settings.py",

@@ -8,7 +8,7 @@ import numpy as np
 from eaglecli.engine.request import Completion
 from eaglecli.io.accept_statistics import AnswerCounts
 from eaglecli.io.logprob_fields import AnswerLogprobs
-from eaglecli.io.results import Answer, TurnAnswer
+from eaglecli.io.result_lines import Answer, TurnAnswer
 
 
 def build_answer(completions: Sequence[Completion], end_token_ids: tuple[int, ...]) -> Answer:

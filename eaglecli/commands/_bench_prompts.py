@@ -15,14 +15,12 @@ import numpy as np
 
 from eaglecli.commands._bench_settings import EVALUATION, EVALUATION_SETS, RANDOM, SHAREGPT, BenchOptions
 from eaglecli.commands._chat_template import prepare_tokenizer
-from eaglecli.commands._dry_run import NoEngine
-from eaglecli.commands._engine_settings import MAX_STOP_IDS
+from eaglecli.commands._dry_run import rules_without_engine
 from eaglecli.commands._input import read_input, select_input
-from eaglecli.commands._open_engine import FoundModels, OpenedEngine
+from eaglecli.commands._open_engine import FoundModels
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.config import COMMAND_LINE, GenerateSettings
 from eaglecli.engine.request import Request, SamplingParams
-from eaglecli.engine.settings import PLAIN
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
 from eaglecli.io.formats import open_rows
@@ -153,9 +151,7 @@ def _record_requests(
 ) -> tuple[list[tuple[Request, str]], int]:
     """First turns of all good records, and the number of bad ones."""
     reader = read_input(select_input(settings), settings, console)
-    context = models.context_length(settings)
-    engine = OpenedEngine(NoEngine(), context, models.target_config.eos_token_ids, PLAIN, MAX_STOP_IDS, {}, ())
-    maker = RequestMaker(settings, tokenizer, engine)
+    maker = RequestMaker(settings, tokenizer, rules_without_engine(models, settings))
     found: list[tuple[Request, str]] = []
     num_bad = 0
     for record in reader.records():

@@ -9,8 +9,8 @@ import numpy as np
 
 from eaglecli.commands._chat_template import prepare_tokenizer
 from eaglecli.commands._engine_settings import MAX_STOP_IDS, wanted_cache_tokens
-from eaglecli.commands._open_engine import FoundModels, OpenedEngine, plan_of, run_dtype
-from eaglecli.commands._request_maker import RequestMaker
+from eaglecli.commands._open_engine import FoundModels, plan_of, run_dtype
+from eaglecli.commands._request_maker import RequestMaker, RequestRules
 from eaglecli.commands._resume import find_run_to_take_up, identify
 from eaglecli.config import GenerateSettings
 from eaglecli.engine.cache_size import cache_bytes_per_token
@@ -41,22 +41,6 @@ class DryRunResult:
     settings: GenerateSettings
     lines: tuple[str, ...]
     document: dict[str, Any]
-
-
-class NoEngine:
-    """Stands where an engine would: it has no memory that a request could be too large for."""
-
-    def generate(self, requests: Any) -> Any:
-        """Never called: a dry run makes requests and generates nothing."""
-        raise NotImplementedError("a dry run generates nothing")
-
-    def refusal(self, request: Request) -> str | None:
-        """Nothing is refused for memory."""
-        return None
-
-    def summary(self) -> dict[str, Any]:
-        """Nothing was done."""
-        return {}
 
 
 @dataclass(frozen=True)
@@ -108,7 +92,7 @@ def dry_run(report: RunReport, models: FoundModels | None) -> DryRunResult:
     else:
         report.settings = settings = report.settings.with_generation_config(models.generation_config)
         tokenizer = prepare_tokenizer(models.load_tokenizer(), settings)
-        maker = RequestMaker(settings, tokenizer, _without_engine(models, settings))
+        maker = RequestMaker(settings, tokenizer, rules_without_engine(models, settings))
         counts, first = _count_tokens(report, maker)
         memory = estimate_memory(models, settings)
         lines += [*_describe_draft(models), *_show_prompt(tokenizer, first), counts.describe(), memory.describe()]
@@ -122,10 +106,10 @@ def dry_run(report: RunReport, models: FoundModels | None) -> DryRunResult:
     return DryRunResult(code, report.settings, tuple(visible(line) for line in lines), document)
 
 
-def _without_engine(models: FoundModels, settings: GenerateSettings) -> OpenedEngine:
-    context_length = models.context_length(settings)
-    config, speculation = models.target_config, plan_of(settings).deepest
-    return OpenedEngine(NoEngine(), context_length, config.eos_token_ids, speculation, MAX_STOP_IDS, {}, (), vocab_size=config.vocab_size)
+def rules_without_engine(models: FoundModels, settings: GenerateSettings) -> RequestRules:
+    """What can be known before an engine is opened: nothing is refused for its memory."""
+    config = models.target_config
+    return RequestRules(models.context_length(settings), config.eos_token_ids, MAX_STOP_IDS, config.vocab_size, lambda request: None)
 
 
 def _describe_earlier(report: RunReport, models: FoundModels | None) -> tuple[list[str], dict[str, Any]]:

@@ -12,6 +12,7 @@ import torch
 
 from eaglecli.commands._engine_settings import MAX_STOP_IDS, context_length, engine_settings
 from eaglecli.commands._graphs import capture_for_run, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
+from eaglecli.commands._request_maker import RequestRules
 from eaglecli.commands._speculation import SpeculationPlan, describe_costs, make_policy, plan_speculation
 from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
 from eaglecli.engine.attention_backend import AttentionBackend
@@ -59,6 +60,11 @@ class OpenedEngine:
     warnings: tuple[str, ...] = ()
     vocab_size: int | None = None  # tokens that a logit bias may name; None: it is not known
     policy: SpeculationPolicy | None = None  # who chooses how to speculate
+
+    @property
+    def rules(self) -> RequestRules:
+        """What it asks of requests."""
+        return RequestRules(self.context_length, self.end_token_ids, self.max_stop_ids, self.vocab_size, self.engine.refusal)
 
 
 @dataclass(frozen=True, eq=False)

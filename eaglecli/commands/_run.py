@@ -1,7 +1,6 @@
 """One run with its directory open: models loaded, records generated, files put in order, reports written, whatever ends it."""
 
 import errno
-import itertools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ from eaglecli.commands._answers import build_answer
 from eaglecli.commands._chat_template import prepare_tokenizer
 from eaglecli.commands._dialogues import Dialogues, RequestSource
 from eaglecli.commands._open_engine import ModelSource, OpenedEngine, out_of_memory
-from eaglecli.commands._request_maker import RequestMaker
+from eaglecli.commands._request_blocks import BLOCK, BlockReader, call_for_blocks, prepare_blocks
+from eaglecli.commands._request_maker import Prepared, RequestMaker
 from eaglecli.commands._samples import SamplePlan
 from eaglecli.commands._speculation import describe_shares
 from eaglecli.commands._workload import workload_of
@@ -23,11 +23,14 @@ from eaglecli.io.console import Console
 from eaglecli.io.earlier_run import KeptResults
 from eaglecli.io.error_limit import ErrorLimit, TooManyErrors
 from eaglecli.io.eta import Workload
+from eaglecli.io.garbage_pauses import seldom_garbage_pauses
+from eaglecli.io.helper_process import HelperProcess
 from eaglecli.io.output_formats import write_output_format
 from eaglecli.io.prefetch import Prefetch
 from eaglecli.io.progress import Progress
-from eaglecli.io.records import PromptRecord, RecordError
-from eaglecli.io.results import Answer, ResultWriter
+from eaglecli.io.records import RecordError
+from eaglecli.io.result_lines import Answer, LineMaker
+from eaglecli.io.results import MakeLines, ResultWriter
 from eaglecli.io.run_directory import ERRORS, MANIFEST, STATS, RunDirectory
 from eaglecli.io.run_report import RunReport, build_manifest, build_stats
 from eaglecli.io.signals import Interrupted
@@ -61,6 +64,8 @@ class Run:
     def __post_init__(self) -> None:
         self.limit = ErrorLimit(self.report.settings.max_errors, self.report.settings.max_error_rate)
         self.opened: OpenedEngine | None = None
+        self.reading: HelperProcess | None = None
+        self.writing: HelperProcess | None = None
         self.writer: ResultWriter | None = None
         self.progress: Progress | None = None
         self.prepared: Prefetch[Request | RecordError] | None = None
@@ -96,25 +101,46 @@ class Run:
             self._set_bad_records_aside()
             return
         tokenizer = prepare_tokenizer(self.models.load_tokenizer(), self.report.settings)
+        self._begin_helpers(tokenizer)
         self.opened = self._open(self.models)
         self.report.load_s = time.perf_counter() - started
-        maker = RequestMaker(self.report.settings, tokenizer, self.opened)
+        maker = RequestMaker(self.report.settings, tokenizer, self.opened.rules)
         self.end_token_ids = maker.end_token_ids
         self.console.note(maker.describe(self.report.scan))
-        self._open_files(tokenizer, self.opened.speculation.num_steps or None)
-        plan = self._sample_plan()
-        requests = itertools.chain.from_iterable(maker.prepare_samples(record, plan) for record in self._records())
-        self.prepared = Prefetch(requests, READ_AHEAD)
-        enough = 2 * self.report.settings.max_running_requests
+        self._open_files(self._line_maker(tokenizer))
+        size = 1 if self.report.selection.is_read_once else BLOCK  # behind a record of a pipe there may be nothing for long
+        blocks = self._blocks(maker, size)
+        self.prepared = Prefetch(([maker.take(item) for item in block] for block in blocks), READ_AHEAD // size)
+        enough = self.report.settings.max_running_requests
         source = self.source = RequestSource(self.prepared, self._take_error, enough, self.report.selection.is_read_once)
         started = time.perf_counter()
         try:
-            with quick_thread_switches():
+            with quick_thread_switches(), seldom_garbage_pauses():
                 while source.has_more:
                     for completion in self.opened.engine.generate(source):
                         self._take(completion, maker.dialogues, source)
         finally:
             self.report.generate_s = time.perf_counter() - started
+
+    def _begin_helpers(self, tokenizer: PromptTokenizer) -> None:
+        """Where the engine's thread feeds a GPU, reading and writing take another process's time. They start while the models load."""
+        if self.report.settings.device != "cuda":
+            return
+        self.writing = HelperProcess(LineMaker, tokenizer, self._num_steps())
+        if not self.report.selection.is_read_once:
+            self.reading = HelperProcess(BlockReader, tokenizer, self.report.selection, self.report.scan.ids, self._sample_plan())
+
+    def _blocks(self, maker: RequestMaker, size: int) -> Iterator[list[Prepared]]:
+        if self.reading is not None:
+            return call_for_blocks(self.reading, self.report.settings, maker.rules, size)
+        return prepare_blocks(self.report.reader.records(), maker, self._sample_plan(), size)
+
+    def _line_maker(self, tokenizer: PromptTokenizer | None) -> MakeLines:
+        writing = self.writing
+        return LineMaker(tokenizer, self._num_steps()).lines if writing is None else lambda results: writing.call("lines", results)
+
+    def _num_steps(self) -> int | None:
+        return None if self.totals is None else self.totals.num_steps
 
     def _open(self, models: ModelSource) -> OpenedEngine:
         opened = models.open_engine(self.report.settings, self.report.scan.needs)
@@ -129,8 +155,8 @@ class Run:
         self._write_manifest("running", None)
         return opened
 
-    def _open_files(self, tokenizer: PromptTokenizer | None, num_steps: int | None) -> None:
-        self.writer = ResultWriter(self.folder.path, tokenizer, num_steps, self.kept.answers, self.kept.errors)
+    def _open_files(self, make_lines: MakeLines) -> None:
+        self.writer = ResultWriter(self.folder.path, make_lines, self.kept.answers, self.kept.errors)
         already_done = self.kept.num_answers + self.kept.num_errors
         scan, settings = self.report.scan, self.report.settings
         total = scan.num_results(settings.num_samples)
@@ -139,15 +165,11 @@ class Run:
 
     def _set_bad_records_aside(self) -> None:
         """All that can be done without a model."""
-        self._open_files(None, None)
-        for record in self._records():
-            if isinstance(record, RecordError):
-                self._take_error(record)
-
-    def _records(self) -> Iterator[PromptRecord | RecordError]:
-        """Those that an earlier session did not finish."""
+        self._open_files(self._line_maker(None))
         plan = self._sample_plan()
-        return (record for record in self.report.reader.records() if not plan.is_done(record))
+        for record in self.report.reader.records():
+            if isinstance(record, RecordError) and not plan.is_done(record):
+                self._take_error(record)
 
     def _sample_plan(self) -> SamplePlan:
         return SamplePlan(self.report.settings.num_samples, self.kept.done)
@@ -229,7 +251,10 @@ class Run:
             if self.writer is not None:
                 self.writer.close(ordered=False)
         except Exception as error:
-            return failure or error
+            failure = failure or error
+        for helper in (self.reading, self.writing):
+            if helper is not None:
+                helper.close()
         return failure
 
     def _write_manifest(self, status: str, code: ExitCode | None) -> None:

@@ -138,7 +138,7 @@ def _measure(
     opened = models.open_engine(settings)
     for line in opened.summary:
         console.note(line)
-    requests = _requests(settings, RequestMaker(settings, tokenizer, opened), reader.records(), console)
+    requests = _requests(settings, RequestMaker(settings, tokenizer, opened.rules), reader.records(), console)
     assert isinstance(opened.engine, Engine)
     names = opened.engine.settings.all_speculation
     races = {}

@@ -14,7 +14,7 @@ from eaglecli.engine.graph_capture import CapturePlan, capture_all, find_captura
 from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
 from eaglecli.engine.graph_sizes import padded_size
 from eaglecli.engine.iteration import named_tensors
-from eaglecli.engine.logit_adjustments import allocate_adjustments, refuse_sampling
+from eaglecli.engine.logit_adjustments import allocate_adjustments
 from eaglecli.engine.logprob_buffers import LogprobBuffers
 from eaglecli.engine.measure_costs import MEASURED_CONTEXT, measure_costs
 from eaglecli.engine.modes import Mode, ModeParts, allocate_backlog, build_modes, capture_plans, describe_modes, eagle_drafter
@@ -26,6 +26,7 @@ from eaglecli.engine.prefill_check import PrefillCheck, PrefillParts, check_pref
 from eaglecli.engine.prefill_sizes import PrefillSize, most_graph_tokens, prefill_graph_sizes
 from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, status_of
 from eaglecli.engine.request import Completion, Request, SamplingParams
+from eaglecli.engine.request_limits import RequestLimits
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted, write_growths
 from eaglecli.engine.scheduler import Scheduler
 from eaglecli.engine.sequence import PrefillChunk, Sequence
@@ -78,6 +79,7 @@ class Engine:
         if not any(speculation.num_steps for speculation in settings.all_speculation):
             draft = None
         self.dtype, self.vocab_size = dtype, target.config.vocab_size
+        self.refusal = RequestLimits(settings, self.vocab_size).refusal  # why a request can never run, or None
         self.attention = choose_attention(attention, device, settings.is_deterministic)
         if settings.is_deterministic and not all(model.kernels.is_row_invariant for model in (target, draft) if model is not None):
             raise ValueError("deterministic inference needs models that use row-invariant kernels: see models/kernel_choice.py")
@@ -120,7 +122,7 @@ class Engine:
         self._prefill_runner = GraphRunner(self._prefill, self._prefill_static)
         self._readback = Readback(settings.max_running_requests, run_width, device, logprob_columns)
         self._last_read_s: float | None = None  # when the record before was read, if nothing but it was run since
-        self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length)
+        self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length, run_width)
         self._logprobs = LogprobBuffers(settings.max_running_requests, settings.max_logprobs)
         num_rows = settings.max_running_requests
         self._watches = StopWatches(num_rows)
@@ -140,20 +142,6 @@ class Engine:
     def is_idle(self) -> bool:
         """Nothing waits, nothing runs."""
         return self._scheduler.is_idle
-
-    def refusal(self, request: Request) -> str | None:
-        """Why a request can never run, or None."""
-        known = len(request.prompt_ids) + request.sampling.max_new_tokens
-        if known > self.settings.context_length:
-            asked = f"{len(request.prompt_ids)} prompt tokens and {request.sampling.max_new_tokens} new tokens"
-            return f"{asked} pass the context of {self.settings.context_length}"
-        pages = self._scheduler.most_pages(Sequence(request))
-        if pages > self._pool.num_pages:
-            given = self._pool.num_pages * self._pool.page_size
-            return f"{pages * self._pool.page_size} cache slots are needed, --max-total-tokens gives {given}"
-        if len(request.sampling.stop_token_ids) > self.settings.max_stop_ids:
-            return f"{len(request.sampling.stop_token_ids)} stop ids are more than the {self.settings.max_stop_ids} that a request may have"
-        return refuse_sampling(request.sampling, self.settings, self.vocab_size)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError with the reason when it can never run: see `refusal`."""
@@ -465,7 +453,6 @@ class Engine:
             self.counts.num_wasted_row_steps += int((~current).sum())
         rows, record = rows[current], record[current]
         self._in_flight[rows] -= 1
-        num_before = int(self._outputs.num_tokens[rows].sum())
         self._outputs.add(rows, record, num_proposed)
         if self._logprobs.any_wanted:
             self._logprobs.add(rows, logprobs[current], emitted_of(record))
@@ -474,7 +461,7 @@ class Engine:
             for row in rows:
                 self._sequence(row).first_token_s = now
         stop_strings = self._watches.cut(rows, status_of(record), self._outputs)
-        self.counts.num_output_tokens += int(self._outputs.num_tokens[rows].sum()) - num_before
+        self.counts.num_output_tokens = self._outputs.num_added
         ends = sorted({*ended(record).tolist(), *stop_strings})
         return [self._finish(int(rows[i]), Status(status_of(record)[i]), stop_strings.get(i)) for i in ends]
 

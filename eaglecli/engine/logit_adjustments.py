@@ -1,4 +1,4 @@
-"""Tables of penalties, bias and least lengths: allocated once, a row written when its request is admitted; and what is refused.
+"""Tables of penalties, bias and least lengths: allocated once, a row written when its request is admitted.
 
 They exist only in an engine that was opened for them (`EngineSettings.adjusts_logits`), as log-probabilities do (`max_logprobs`).
 """
@@ -8,23 +8,12 @@ from collections.abc import Sequence as Rows
 import numpy as np
 import torch
 
-from eaglecli.engine.request import SamplingParams
 from eaglecli.engine.sequence import Sequence
 from eaglecli.engine.settings import EngineSettings
 from eaglecli.engine.staging import to_device
 from eaglecli.kernels.adjust_logits import AdjustmentTensors
 
 BYTES_PER_ENTRY = 8  # of a row and token: a count and a bias
-
-
-def refuse_sampling(sampling: SamplingParams, settings: EngineSettings, vocab_size: int) -> str | None:
-    """Why an engine of these settings cannot do what a request asks of its logits, or None."""
-    if sampling.adjusts_logits and not settings.adjusts_logits:
-        return "penalties, logit bias and least lengths need an engine that was opened for them"
-    if sampling.logprobs is not None and (settings.max_logprobs is None or sampling.logprobs > settings.max_logprobs):
-        return f"log-probabilities of {sampling.logprobs} alternatives need an engine that was opened for them"
-    unknown = next((token for token, _ in sampling.logit_bias if not 0 <= token < vocab_size), None)
-    return None if unknown is None else f"logit_bias names token {unknown}, the vocabulary has {vocab_size} tokens"
 
 
 def allocate_adjustments(settings: EngineSettings, vocab_size: int, device: torch.device) -> AdjustmentTensors | None:

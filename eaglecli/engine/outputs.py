@@ -6,13 +6,18 @@ from eaglecli.engine.request import Completion, FinishReason, Request
 from eaglecli.engine.sequence import EmittedOutput
 from eaglecli.kernels.commit_run import Status
 
+_REASONS: dict[Status, FinishReason] = {Status.STOP: "stop", Status.LENGTH: "length", Status.NUMERIC: "error"}
+
 
 class OutputBuffers:
     """R rows; columns are output tokens or verify steps, at most as many as the context has tokens."""
 
-    def __init__(self, num_rows: int, context_length: int) -> None:
+    def __init__(self, num_rows: int, context_length: int, run_width: int) -> None:
+        """`run_width`: no record holds longer runs."""
         self.num_tokens = np.zeros(num_rows, np.int64)
-        self._tokens = np.zeros((num_rows, context_length), np.int32)
+        self.num_added = 0  # tokens of all rows that ever were, less those that were cut
+        self._offsets = np.arange(run_width)
+        self._tokens = np.zeros((num_rows, context_length + run_width), np.int32)
         self._accept_counts = np.zeros((num_rows, context_length), np.int16)
         self._num_steps = np.zeros(num_rows, np.int64)
         self._num_cut = np.zeros(num_rows, np.int64)
@@ -35,12 +40,11 @@ class OutputBuffers:
 
         `num_proposed` drafts were verified for each row; None: the runs are the first tokens after a prompt.
         """
-        tokens, (num_accepted, num_emitted, _) = record[:, :-3], record[:, -3:].T
-        offset = np.arange(tokens.shape[1])
-        row_index, token_index = np.nonzero(offset < num_emitted[:, None])
-        columns = self.num_tokens[rows][:, None] + offset
-        self._tokens[rows[row_index], columns[row_index, token_index]] = tokens[row_index, token_index]
+        num_accepted, num_emitted, _ = record[:, -3:].T
+        columns = self.num_tokens[rows][:, None] + self._offsets
+        self._tokens[rows[:, None], columns] = record[:, :-3]  # what was not emitted stands behind the output, where the next run goes
         self.num_tokens[rows] += num_emitted
+        self.num_added += int(num_emitted.sum())
         self._num_cut[rows] += num_accepted + 1 - num_emitted
         if num_proposed is not None:
             self._num_proposed[rows] += num_proposed
@@ -53,7 +57,9 @@ class OutputBuffers:
 
     def cut(self, row: int, num_tokens: int) -> None:
         """Keep the first `num_tokens`; those of the last step that fall away count as cut."""
-        self._num_cut[row] += self.num_tokens[row] - num_tokens
+        num_cut = int(self.num_tokens[row]) - num_tokens
+        self._num_cut[row] += num_cut
+        self.num_added -= num_cut
         self.num_tokens[row] = num_tokens
 
     def completion(self, row: int, request: Request, status: Status, stop_string: str | None, times: dict[str, float]) -> Completion:
@@ -61,11 +67,10 @@ class OutputBuffers:
         status = status if stop_string is None else Status.STOP
         emitted = self.take_out(row)
         output_ids, accept_counts = emitted.token_ids, emitted.accept_counts
-        reasons: dict[Status, FinishReason] = {Status.STOP: "stop", Status.LENGTH: "length", Status.NUMERIC: "error"}
         return Completion(
             request=request,
             output_ids=output_ids,
-            finish_reason=reasons[status],
+            finish_reason=_REASONS[status],
             stop_token_id=int(output_ids[-1]) if status is Status.STOP and stop_string is None else None,
             stop_string=stop_string,
             error=f"the target's logits are not finite after {len(output_ids)} tokens" if status is Status.NUMERIC else None,

@@ -143,7 +143,7 @@ class Scheduler:
 
     def release(self, sequence: Sequence) -> None:
         """Give back the row and all pages of a sequence."""
-        (self.running if sequence in self.running else self.prefilling).remove(sequence)
+        (self.prefilling if sequence.num_prefilled < sequence.num_to_prefill else self.running).remove(sequence)
         self._free_rows.append(sequence.row)
         self.capacity[sequence.row] = 0
         self.pool.free(sequence.pages)
@@ -158,7 +158,7 @@ class Scheduler:
 
         num_done = of_all(num_output_tokens, lambda sequence: len(sequence.emitted.token_ids))
         caps = of_all(self._caps, lambda sequence: sequence.cap)
-        never_stops = of_all(self._never_stops, _never_stops).astype(bool)
+        never_stops = of_all(self._never_stops, lambda sequence: sequence.never_stops).astype(bool)
         remaining = self._remaining(num_done, caps, never_stops)
         token_steps = np.where(never_stops, remaining**2 / 2, self.lengths.token_steps(num_done, caps))
         known = num_done + of_all(self._prompt_lens, lambda sequence: sequence.prompt_len)
@@ -177,7 +177,7 @@ class Scheduler:
     def _admit_first(self, num_pages: int) -> None:
         sequence = self.waiting.remove_first()
         row = sequence.row = self._free_rows.pop()
-        self._prompt_lens[row], self._caps[row], self._never_stops[row] = sequence.prompt_len, sequence.cap, _never_stops(sequence)
+        self._prompt_lens[row], self._caps[row], self._never_stops[row] = sequence.prompt_len, sequence.cap, sequence.never_stops
         self._give(sequence, self.pool.allocate(num_pages))
         if sequence.seniority < 0:
             sequence.seniority = self._num_admitted
@@ -218,17 +218,13 @@ class Scheduler:
         return np.where(never_stops, caps - num_done, self.lengths.remaining(num_done, caps))
 
     def _remaining_of_waiting(self, sequence: Sequence) -> float:
-        num_done = len(sequence.emitted.token_ids)
-        if _never_stops(sequence):
-            return float(sequence.cap - num_done)
-        if not num_done:
+        if not (sequence.is_resumed or sequence.never_stops):
             return self.lengths.expected(sequence.cap)
+        num_done = len(sequence.emitted.token_ids)
+        if sequence.never_stops:
+            return float(sequence.cap - num_done)
         return float(self.lengths.remaining(np.array([num_done]), np.array([sequence.cap]))[0])
 
     def _work_of(self, sequence: Sequence) -> float:
         own_work = self._remaining_of_waiting(sequence) + _PROMPT_TOKEN_WORK * sequence.prompt_len
         return own_work * (1 + sequence.request.num_follow_ups)
-
-
-def _never_stops(sequence: Sequence) -> bool:
-    return not sequence.request.sampling.stop_token_ids and sequence.request.make_stop_watch is None

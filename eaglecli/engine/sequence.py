@@ -37,20 +37,17 @@ class Sequence:
     admitted_s: float = 0.0
     first_token_s: float = 0.0
 
-    @property
-    def prompt_len(self) -> int:
-        """Tokens of the prompt."""
-        return len(self.request.prompt_ids)
+    prompt_len: int = field(init=False)  # tokens of the prompt
+    cap: int = field(init=False)  # tokens that the output may have
+    limit: int = field(init=False)  # tokens the row may ever know: prompt and output cap
+    never_stops: bool = field(init=False)  # nothing but its cap can end it
 
-    @property
-    def cap(self) -> int:
-        """Tokens that the output may have."""
-        return self.request.sampling.max_new_tokens
-
-    @property
-    def limit(self) -> int:
-        """Tokens the row may ever know: prompt and output cap."""
-        return self.prompt_len + self.cap
+    def __post_init__(self) -> None:
+        """What scheduling asks for again and again."""
+        request, sampling = self.request, self.request.sampling
+        self.prompt_len, self.cap = len(request.prompt_ids), sampling.max_new_tokens
+        self.limit = self.prompt_len + self.cap
+        self.never_stops = not sampling.stop_token_ids and request.make_stop_watch is None
 
     @property
     def is_resumed(self) -> bool:
@@ -70,7 +67,7 @@ class Sequence:
     @property
     def num_to_prefill(self) -> int:
         """Tokens whose cache entries are computed before it runs. The last token of an output has none yet: the next tree's root."""
-        return self.num_known - self.is_resumed
+        return self.prompt_len + max(0, len(self.emitted.token_ids) - 1)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from eaglecli.errors import UserError
 
@@ -132,17 +133,17 @@ class EngineSettings:
         if self.max_backlog_tokens < 1 or self.max_backlog_tokens % 64:
             raise ValueError(f"a backlog of {self.max_backlog_tokens} tokens is no multiple of 64")
 
-    @property
+    @cached_property
     def all_speculation(self) -> tuple[SpeculationSettings, ...]:
         """`speculation` and its alternatives; a number in this order names one for the engine's policy."""
         return (self.speculation, *(alternative.speculation for alternative in self.alternatives))
 
-    @property
+    @cached_property
     def lookahead(self) -> int:
         """Slots past a row's length that one iteration may write, however it speculates."""
         return max(speculation.lookahead for speculation in self.all_speculation)
 
-    @property
+    @cached_property
     def run_width(self) -> int:
         """Most tokens that an iteration can add to a row."""
         return max(speculation.num_steps for speculation in self.all_speculation) + 1

@@ -8,14 +8,13 @@ import contextlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-LINE_SEPARATORS = str.maketrans({"\u2028": "\\u2028", "\u2029": "\\u2029", "\u0085": "\\u0085"})
 PLACE_FIELDS = 4  # index, sample, start, length
 SAMPLE_BITS = 20
 
@@ -133,17 +132,28 @@ class LineFile:
         self._stream: BinaryIO = path.open("r+b" if self._lines.end else "wb", buffering=0)  # type: ignore[assignment]
         self._cut_off_tail()
 
-    def append(self, index: int, sample: int, line: str) -> None:
-        """Writes one line, given without its newline, and hands it to the system: a killed run keeps it. Raises OSError."""
-        data = line.translate(LINE_SEPARATORS).encode("utf-8") + b"\n"
+    def append(self, lines: Sequence[tuple[int, int, bytes]]) -> None:
+        """Hands lines, (index, sample, line without its newline) each, to the system in one go: a killed run keeps them.
+
+        Raises OSError for the first that does not fit on the disk; those before it are kept.
+        """
         try:
-            self._write_whole(data)
+            self._append_whole(lines)
+        except OSError:
+            for line in lines:
+                self._append_whole([line])
+
+    def _append_whole(self, lines: Sequence[tuple[int, int, bytes]]) -> None:
+        """All lines or none."""
+        try:
+            self._write_whole(b"".join(data for *_, line in lines for data in (line, b"\n")))
         except OSError:
             with contextlib.suppress(OSError):
                 self._cut_off_tail()  # the disk is full: what is left must still be whole lines
             raise
-        self._lines.places.extend((index, sample, self._lines.end, len(data)))
-        self._lines.end += len(data)
+        for index, sample, line in lines:
+            self._lines.places.extend((index, sample, self._lines.end, len(line) + 1))
+            self._lines.end += len(line) + 1
 
     def close(self, ordered: bool) -> None:
         """Flushes to disk. With `ordered` the lines are put in the order of (index, sample). A second call does nothing. Raises OSError."""

@@ -17,7 +17,7 @@ from eaglecli.errors import ExitCode
 from eaglecli.io.accept_statistics import DEFINITIONS, AcceptTotals
 from eaglecli.io.prompts import InputSelection
 from eaglecli.io.records import RecordError
-from eaglecli.io.results import Answer
+from eaglecli.io.result_lines import Answer
 from eaglecli.io.run_identity import RunIdentity
 from eaglecli.io.scan import InputReader, InputScan
 

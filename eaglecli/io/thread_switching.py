@@ -1,7 +1,8 @@
 """How long a thread that comes back from waiting for the GPU may have to wait for the interpreter.
 
-Reading and writing are threads of the same interpreter. Python lets a running one go on for five milliseconds before it must make
-way, which is longer than an iteration of a small model: the GPU would stand still whenever a prompt is encoded or a line written.
+Reading and writing are threads of the same interpreter, or threads that pass blocks on to helper processes. Python lets a running
+one go on for five milliseconds before it must make way, which is longer than an iteration of a small model: the GPU would stand
+still whenever a prompt is encoded or a line written.
 """
 
 import sys

@@ -52,6 +52,13 @@ class PromptTokenizer:
         self._silent_tokens = {token.content: number for number, token in backend.get_added_tokens_decoder().items() if token.special}
         self._byte_table = ByteLevelTable(backend, self._silent_tokens.values()) if is_byte_level(backend) else None
 
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock: each process has its own."""
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock())
+
     @property
     def has_chat_template(self) -> bool:
         """Whether `messages` can be rendered."""

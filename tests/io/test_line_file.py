@@ -18,7 +18,7 @@ def line(index: int, sample: int = 0, text: str = "") -> str:
 def write(path: Path, *keys: tuple[int, int], ordered: bool = False, kept: KeptLines | None = None) -> None:
     file = LineFile(path, kept)
     for index, sample in keys:
-        file.append(index, sample, line(index, sample))
+        file.append([(index, sample, line(index, sample).encode())])
     file.close(ordered)
 
 
@@ -106,8 +106,7 @@ def test_on_a_full_disk_the_file_ends_with_the_last_whole_line(tmp_path):
     file = LineFile(path)
     file._stream = FullDisk(file._stream, 100)
     with pytest.raises(OSError, match="No space"):
-        for index in range(10):
-            file.append(index, 0, line(index))
+        file.append([(index, 0, line(index).encode()) for index in range(10)])
     data = path.read_bytes()
     assert data.endswith(b"\n")
     assert keys(path) == [(index, 0) for index in range(data.count(b"\n"))]
@@ -131,8 +130,7 @@ def test_a_replacement_that_fails_leaves_the_old_file_and_nothing_else(tmp_path,
 
 def test_closing_twice_does_nothing(tmp_path):
     file = LineFile(tmp_path / "a.jsonl")
-    file.append(1, 0, line(1))
-    file.append(0, 0, line(0))
+    file.append([(index, 0, line(index).encode()) for index in (1, 0)])
     file.close(ordered=False)
     file.close(ordered=True)
     assert keys(tmp_path / "a.jsonl") == [(1, 0), (0, 0)]
@@ -167,7 +165,6 @@ def test_keys_take_a_megabyte_whether_records_or_samples_are_many(num_records, n
 def test_more_lines_than_are_looked_up_at_a_time_are_put_in_order(tmp_path):
     path = tmp_path / "lines.jsonl"
     file = LineFile(path)
-    for index in range(9999, -1, -1):
-        file.append(index, 0, json.dumps({"index": index}))
+    file.append([(index, 0, json.dumps({"index": index}).encode()) for index in range(9999, -1, -1)])
     file.close(ordered=True)
     assert [json.loads(line)["index"] for line in path.read_text().splitlines()] == list(range(10000))

@@ -8,8 +8,10 @@ import pytest
 
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import AnswerCounts
+from eaglecli.io.line_file import LineFile
 from eaglecli.io.records import RecordError, RecordKey
-from eaglecli.io.results import Answer, LineFile, ResultWriter
+from eaglecli.io.result_lines import Answer, LineMaker
+from eaglecli.io.results import ResultWriter
 
 
 class Bytes:
@@ -35,7 +37,7 @@ def lines(path) -> list[dict]:
 
 @pytest.mark.parametrize("ordered", [True, False])
 def test_lines_are_put_in_input_order_only_when_asked(tmp_path, ordered):
-    writer = ResultWriter(tmp_path, Bytes(), None)
+    writer = ResultWriter(tmp_path, LineMaker(Bytes(), None).lines)
     for index in (2, 0, 1):
         writer.put(answer(index, text=b"abc"[: index + 1]))
     writer.close(ordered)
@@ -45,7 +47,7 @@ def test_lines_are_put_in_input_order_only_when_asked(tmp_path, ordered):
 
 
 def test_the_end_token_is_in_the_ids_and_not_in_the_text(tmp_path):
-    writer = ResultWriter(tmp_path, Bytes(), None)
+    writer = ResultWriter(tmp_path, LineMaker(Bytes(), None).lines)
     writer.put(answer(0, b"ab!", stop=ord("!")))
     writer.put(answer(1, b"!b!", stop=None))
     writer.close(True)
@@ -56,7 +58,7 @@ def test_the_end_token_is_in_the_ids_and_not_in_the_text(tmp_path):
 
 @pytest.mark.parametrize("id_json", ["9007199254740993", "7.0", '"7"', "true", '{"b": 1, "a": 2}', '"\\u2028"'])
 def test_ids_are_written_as_they_came(tmp_path, id_json):
-    writer = ResultWriter(tmp_path, Bytes(), None)
+    writer = ResultWriter(tmp_path, LineMaker(Bytes(), None).lines)
     writer.put(answer(0, id_json=id_json))
     writer.close(True)
     (line,) = lines(tmp_path / "generations.jsonl")
@@ -64,7 +66,7 @@ def test_ids_are_written_as_they_came(tmp_path, id_json):
 
 
 def test_any_line_splitter_reads_the_output(tmp_path):
-    writer = ResultWriter(tmp_path, Bytes(), None)
+    writer = ResultWriter(tmp_path, LineMaker(Bytes(), None).lines)
     writer.put(answer(0, "a\u2028b\u2029c\u0085d".encode()))
     writer.close(True)
     (line,) = (tmp_path / "generations.jsonl").read_text().splitlines()
@@ -72,7 +74,7 @@ def test_any_line_splitter_reads_the_output(tmp_path):
 
 
 def test_an_error_line_says_where_what_and_why(tmp_path):
-    writer = ResultWriter(tmp_path, None, None)
+    writer = ResultWriter(tmp_path, LineMaker(None, None).lines)
     writer.put(RecordError(key(4), "too_long", "why", "raw", 77))
     writer.close(True)
     (line,) = lines(tmp_path / "errors.jsonl")
@@ -83,7 +85,7 @@ def test_an_error_line_says_where_what_and_why(tmp_path):
 
 
 def test_a_finished_line_is_on_disk_before_the_run_ends(tmp_path):
-    writer = ResultWriter(tmp_path, Bytes(), None)
+    writer = ResultWriter(tmp_path, LineMaker(Bytes(), None).lines)
     writer.put(answer(0))
     writer._queue.put(None)  # what close() does first
     writer._thread.join(timeout=10)
@@ -92,7 +94,7 @@ def test_a_finished_line_is_on_disk_before_the_run_ends(tmp_path):
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_one_sentence_and_never_a_hang(tmp_path):
-    writer = ResultWriter(tmp_path, Bytes(), None)
+    writer = ResultWriter(tmp_path, LineMaker(Bytes(), None).lines)
     writer._generations = LineFile(tmp_path / "other.jsonl")
     writer._generations._stream = open("/dev/full", "wb")  # noqa: SIM115
     with pytest.raises(UserError, match="cannot be written") as raised:

@@ -1,5 +1,6 @@
 """The run directory, prefetching and the console."""
 
+import gc
 import io
 import json
 import re
@@ -12,6 +13,7 @@ import pytest
 from eaglecli.errors import UserError
 from eaglecli.io.console import Console, visible
 from eaglecli.io.eta import Workload
+from eaglecli.io.garbage_pauses import seldom_garbage_pauses
 from eaglecli.io.prefetch import Prefetch
 from eaglecli.io.progress import Progress
 from eaglecli.io.run_directory import RunDirectory, check_output, default_run_directory
@@ -87,7 +89,7 @@ def test_prefetch_reads_ahead_no_further_than_its_window():
     def source():
         for number in range(100):
             taken.append(number)
-            yield number
+            yield [number]
 
     prefetch = Prefetch(source(), window=5)
     items = iter(prefetch)
@@ -100,11 +102,11 @@ def test_prefetch_reads_ahead_no_further_than_its_window():
 
 def test_prefetch_hands_over_all_items_and_then_the_exception():
     def source():
-        yield 1
+        yield [0, 1]
         raise UserError("broken")
 
-    items = iter(Prefetch(source()))
-    assert next(items) == 1
+    items = iter(Prefetch(source(), window=5))
+    assert [next(items), next(items)] == [0, 1]
     with pytest.raises(UserError, match="broken"):
         next(items)
 
@@ -214,3 +216,13 @@ def test_threads_make_way_soon_while_generating_and_as_before_afterwards():
         assert sys.getswitchinterval() < before / 10
         raise ValueError
     assert sys.getswitchinterval() == before
+
+
+def test_objects_that_were_there_are_left_out_of_the_search_for_garbage_until_the_end():
+    before = gc.get_threshold()
+    with pytest.raises(KeyError), seldom_garbage_pauses():
+        assert gc.get_freeze_count() > 1000
+        assert gc.get_threshold()[0] > before[0]
+        raise KeyError
+    assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == before
