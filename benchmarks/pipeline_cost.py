@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--iteration-ms", type=float)
     options, others = parser.parse_known_args(arguments)
     pairs = zip(others[::2], others[1::2], strict=True)
-    given: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): value for name, value in pairs}
+    given: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value for name, value in pairs}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_prompts(folder / "input.jsonl", options.records)

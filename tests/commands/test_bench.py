@@ -203,16 +203,16 @@ def test_warm_up_goes_on_until_two_windows_agree(cycle, prompts, tmp_path, monke
 def test_a_run_is_compared_with_an_earlier_one(cycle, prompts, tmp_path):
     document = run(cycle, tmp_path / "old", *own(prompts))
     old = tmp_path / "old" / "bench.json"
-    halved, doubled = (tmp_path / name for name in ("halved.json", "doubled.json"))
-    for file, factor in ((halved, 0.5), (doubled, 2.0)):
+    much_slower, much_faster = (tmp_path / name for name in ("much_slower.json", "much_faster.json"))
+    for file, factor in ((much_slower, 1e-3), (much_faster, 1e3)):
         item = document["configurations"][0]
         rate = item["output_throughput"] * factor
         changed = {**item, "output_throughput": rate, "repeats": [{"output_throughput": rate}] * 3}
         file.write_text(json.dumps({**document, "configurations": [changed]}))
-    faster = invoke(None, None, "--compare", str(halved), "--compare", str(old), "--json")
+    faster = invoke(None, None, "--compare", str(much_slower), "--compare", str(old), "--json")
     assert faster.exit_code == ExitCode.OK, faster.output
     assert json.loads(faster.stdout)["compare"]["configurations"][0]["verdict"] == "faster"
-    slower = invoke(cycle, tmp_path / "new", *own(prompts, "--compare", str(doubled)), "--json")
+    slower = invoke(cycle, tmp_path / "new", *own(prompts, "--compare", str(much_faster)), "--json")
     assert slower.exit_code == ExitCode.CHECK_FAILED
     assert "became slower" in slower.stderr
     assert json.loads(slower.stdout)["compare"]["configurations"][0]["verdict"] in ("slower", "same")
