@@ -10,10 +10,12 @@ Candidates are compiled by `--workers` processes first. The rules of `kernels.at
 
 import argparse
 import itertools
+import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -63,7 +65,7 @@ def candidates(packed_rows: int) -> Iterator[Candidate]:
     shapes = [(64, warps, stages) for warps in (2, 4, 8) for stages in (1, 2, 3)]
     shapes += [(32, warps, stages) for warps in (2, 4) for stages in (1, 3)]
     shapes += [(128, warps, stages) for warps in (4, 8) for stages in (1, 2)]
-    for split, (block_keys, warps, stages) in itertools.product((0, 512), shapes):
+    for split, (block_keys, warps, stages) in itertools.product((0, 512, 1024), shapes):
         yield Candidate(AttentionTile(block_queries, block_keys, warps, stages), split)
 
 
@@ -151,6 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.1-8b")
     parser.add_argument("--batch", nargs="+", type=int, default=[8, 32, 64, 256])
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--json", type=Path, help="also write all times of all candidates to this file")
     parser.add_argument("--compile-part", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.compile_part is not None:
@@ -162,16 +165,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(worker.wait() for worker in workers):
         return 1
     heads = SHAPES[options.shape]
+    found = []
     for case in cases(options.batch):
         problem = Problem(case, heads)
         times = {str(candidate): problem.time_us(candidate) for candidate in candidates(case.num_queries * heads[0] // heads[1])}
-        chosen = times.pop("chosen")
+        found.append({**asdict(case), "floor_us": problem.floor_us, "times_us": times})
+        chosen = times["chosen"]
         best = sorted(times.items(), key=lambda item: item[1])[:5]
         print(
             f"{case.lengths:6}batch {case.batch:4} queries {case.num_queries:3}  floor {problem.floor_us:7.1f}  chosen {chosen:7.1f}  "
             + "  ".join(f"{name} {time_us:.1f}" for name, time_us in best),
             flush=True,
         )
+    if options.json:
+        options.json.write_text(json.dumps(found))
     return 0
 
 
