@@ -27,9 +27,10 @@ from eaglecli.kernels.launch import launch_options
 
 _MAX_SPLITS = 64
 _NUM_MULTIPROCESSORS = 132
-_FEW_PROGRAMS, _MANY_PROGRAMS = 32, 512
+_FEW_PROGRAMS, _MANY_PROGRAMS = 32, 1024
 _EVEN_SPLITS = 4  # as many or more: rows of few keys are split too
 _LONG_SPLIT_KEYS, _MAX_LONG_SPLITS = 512, 8  # the bound keeps the buffers of partial results small
+_MOST_PROGRAMS, _MOST_SMALL_PROGRAMS = 1600, 4096  # with splits, those that end at once included
 _ONE_SPLIT_BLOCKS = 2  # so few blocks are walked sooner than results are merged
 _MERGED_PER_THREAD = 64  # float32 of the splits' results in the registers of a thread at once
 _LOG2_E = 1.4426950408889634
@@ -275,26 +276,36 @@ def choose_tile(packed_rows: int, num_row_heads: int, is_masked: bool, is_wide: 
     block_queries = max(16, min(triton.next_power_of_2(packed_rows), 64 if is_masked else 128))
     num_programs = num_row_heads * triton.cdiv(packed_rows, block_queries)
     if block_queries == 16:
-        return AttentionTile(16, 128, 4, 2) if num_programs <= _MANY_PROGRAMS else AttentionTile(16, 64, 4, 2)
+        if num_programs <= _MANY_PROGRAMS // 2:
+            return AttentionTile(16, 128, 4, 1 if num_programs <= _NUM_MULTIPROCESSORS else 2)
+        return AttentionTile(16, 64, 4, 2)
+    if block_queries == 32 and head_dim > 64:
+        if num_programs <= _NUM_MULTIPROCESSORS:
+            return AttentionTile(32, 128, 8, 2)
+        return AttentionTile(32, 32, 2, 3) if num_programs >= _MANY_PROGRAMS else AttentionTile(32, 64, 4, 2)
     if block_queries == 32:
-        return AttentionTile(32, 32, 2, 3) if num_programs >= _MANY_PROGRAMS and head_dim > 64 else AttentionTile(32, 64, 4, 2)
+        return AttentionTile(32, 64, 4, 2)
     return AttentionTile(block_queries, 64, 8 if block_queries == 128 else 4, 3)
 
 
-def choose_splits(num_programs: int, max_keys: int, block_keys: int) -> tuple[int, int]:
+def choose_splits(num_programs: int, max_keys: int, tile: AttentionTile) -> tuple[int, int]:
     """(programs that the keys of a row are split over, least keys of each), from host bounds.
 
     num_programs run without a split, max_keys is a row's bound. Few programs: splits fill the device, evenly. More: only rows of many keys
-    are split, so that no launch waits for its longest row; so many more that splits which end at once would cost more: none.
+    are split, so that no launch waits for its longest row; the more programs, the fewer splits, for those without keys have to be launched
+    too, and most where tiles are large.
     """
-    num_blocks = triton.cdiv(max_keys, block_keys)
+    num_blocks = triton.cdiv(max_keys, tile.block_keys)
     if num_blocks <= _ONE_SPLIT_BLOCKS:
         return 1, 0
     filling = 2 * _NUM_MULTIPROCESSORS // num_programs
     if filling >= _EVEN_SPLITS:
         return min(filling, num_blocks, _MAX_SPLITS), 0
-    num_splits = min(triton.cdiv(max_keys, _LONG_SPLIT_KEYS), 8 * _NUM_MULTIPROCESSORS // num_programs, _MAX_LONG_SPLITS)
-    return max(1, num_splits), _LONG_SPLIT_KEYS
+    most_programs = _MOST_PROGRAMS if tile.block_queries > 16 else _MOST_SMALL_PROGRAMS
+    num_splits = min(triton.cdiv(max_keys, _LONG_SPLIT_KEYS), most_programs // num_programs, _MAX_LONG_SPLITS)
+    if num_splits <= 1:
+        return 1, 0
+    return num_splits, max(_LONG_SPLIT_KEYS, triton.cdiv(max_keys, num_splits * 128) * 128)
 
 
 def check_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
@@ -344,7 +355,7 @@ def attention_triton(
     tail_width = inputs.max_query_len if mask is None else mask.shape[2]
     if num_splits is None:
         max_keys = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
-        num_splits, min_split_keys = choose_splits(batch * num_kv_heads * num_tiles, max_keys, tile.block_keys)
+        num_splits, min_split_keys = choose_splits(batch * num_kv_heads * num_tiles, max_keys, tile)
     partial = log_total = counters = None
     if num_splits > 1:
         partial = torch.empty((num_splits, num_tokens, num_heads, head_dim), dtype=torch.float32, device=q.device)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from eaglecli.kernels.attention import attention_reference, attention_triton, choose_splits, choose_tile
+from eaglecli.kernels.attention import AttentionTile, attention_reference, attention_triton, choose_splits, choose_tile
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.last_arrival import arrival_counters
 from tests.helpers import packed_inputs, scattered_slot_table
@@ -223,12 +223,14 @@ def test_idle_multiprocessors_make_the_tiles_of_a_tree_small() -> None:
 
 
 def test_splits_fill_the_device_or_cut_long_rows_or_are_left() -> None:
-    assert choose_splits(8, 128, 64) == (1, 0)
-    assert choose_splits(8, 8192, 64) == (33, 0)
-    assert choose_splits(8, 640, 64) == (10, 0)
-    assert choose_splits(64 * 3, 2048, 128) == (4, 512)
-    assert choose_splits(64 * 8, 8192, 64) == (2, 512)
-    assert choose_splits(256 * 8, 8192, 64)[0] == 1
+    small, large = AttentionTile(16, 64, 4, 2), AttentionTile(64, 64, 4, 3)
+    assert choose_splits(8, 128, small) == (1, 0)
+    assert choose_splits(8, 8192, small) == (33, 0)
+    assert choose_splits(8, 640, small) == (10, 0)
+    assert choose_splits(64 * 3, 2048, small) == choose_splits(64 * 3, 2048, large) == (4, 512)
+    assert choose_splits(256 * 3, 2048, small) == (4, 512)
+    assert choose_splits(256 * 3, 2048, large) == choose_splits(256 * 8, 2048, small) == (2, 1024)
+    assert choose_splits(256 * 8, 2048, large) == (1, 0)
 
 
 @pytest.mark.parametrize("tree", [False, True])
