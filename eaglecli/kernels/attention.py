@@ -305,7 +305,7 @@ def choose_splits(num_programs: int, max_keys: int, tile: AttentionTile) -> tupl
     num_splits = min(triton.cdiv(max_keys, _LONG_SPLIT_KEYS), most_programs // num_programs, _MAX_LONG_SPLITS)
     if num_splits <= 1:
         return 1, 0
-    return num_splits, max(_LONG_SPLIT_KEYS, triton.cdiv(max_keys, num_splits * 128) * 128)
+    return num_splits, _LONG_SPLIT_KEYS if num_splits >= _EVEN_SPLITS else 2 * _LONG_SPLIT_KEYS
 
 
 def check_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
