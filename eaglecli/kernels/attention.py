@@ -27,10 +27,10 @@ from eaglecli.kernels.launch import launch_options
 
 _MAX_SPLITS = 64
 _NUM_MULTIPROCESSORS = 132
-_FEW_PROGRAMS, _MANY_PROGRAMS = 32, 1024
-_EVEN_SPLITS = 4  # as many or more: rows of few keys are split too
+_MANY_PROGRAMS = 1024
 _LONG_SPLIT_KEYS, _MAX_LONG_SPLITS = 512, 8  # the bound keeps the buffers of partial results small
 _MOST_PROGRAMS, _MOST_SMALL_PROGRAMS = 1600, 4096  # with splits, those that end at once included
+_MOST_SPLIT_STAGES = 3
 _ONE_SPLIT_BLOCKS = 2  # so few blocks are walked sooner than results are merged
 _MERGED_PER_THREAD = 64  # float32 of the splits' results in the registers of a thread at once
 _LOG2_E = 1.4426950408889634
@@ -271,18 +271,16 @@ def choose_tile(packed_rows: int, num_row_heads: int, is_masked: bool, is_wide: 
     """
     if is_wide:
         return AttentionTile(16, 32, 4, 2)
-    if num_row_heads * triton.cdiv(packed_rows, 16) <= _FEW_PROGRAMS:
+    if num_row_heads * triton.cdiv(packed_rows, 16) <= _NUM_MULTIPROCESSORS:
         return AttentionTile(16, 64, 4, 1)  # idle multiprocessors: reading keys again from the L2 is sooner done than larger tiles
     block_queries = max(16, min(triton.next_power_of_2(packed_rows), 64 if is_masked else 128))
     num_programs = num_row_heads * triton.cdiv(packed_rows, block_queries)
     if block_queries == 16:
         if num_programs <= _MANY_PROGRAMS // 2:
-            return AttentionTile(16, 128, 4, 1 if num_programs <= _NUM_MULTIPROCESSORS else 2)
-        return AttentionTile(16, 64, 4, 2)
-    if block_queries == 32 and head_dim > 64:
-        if num_programs <= _NUM_MULTIPROCESSORS:
-            return AttentionTile(32, 128, 8, 2)
-        return AttentionTile(32, 32, 2, 3) if num_programs >= _MANY_PROGRAMS else AttentionTile(32, 64, 4, 2)
+            return AttentionTile(16, 128, 4, 2)
+        return AttentionTile(16, 64, 4, 2) if head_dim > 64 else AttentionTile(16, 64, 4, 5)
+    if block_queries == 32 and head_dim > 64 and num_programs >= _MANY_PROGRAMS:
+        return AttentionTile(32, 32, 2, 3)
     if block_queries == 32:
         return AttentionTile(32, 64, 4, 2)
     return AttentionTile(block_queries, 64, 8 if block_queries == 128 else 4, 3)
@@ -299,13 +297,15 @@ def choose_splits(num_programs: int, max_keys: int, tile: AttentionTile) -> tupl
     if num_blocks <= _ONE_SPLIT_BLOCKS:
         return 1, 0
     filling = 2 * _NUM_MULTIPROCESSORS // num_programs
-    if filling >= _EVEN_SPLITS:
+    if filling > 1:
         return min(filling, num_blocks, _MAX_SPLITS), 0
+    if tile.num_stages > _MOST_SPLIT_STAGES:  # long rows are walked quickly, and room for splits that end at once is scarce
+        return 1, 0
     most_programs = _MOST_PROGRAMS if tile.block_queries > 16 else _MOST_SMALL_PROGRAMS
     num_splits = min(triton.cdiv(max_keys, _LONG_SPLIT_KEYS), most_programs // num_programs, _MAX_LONG_SPLITS)
     if num_splits <= 1:
         return 1, 0
-    return num_splits, _LONG_SPLIT_KEYS if num_splits >= _EVEN_SPLITS else 2 * _LONG_SPLIT_KEYS
+    return num_splits, _LONG_SPLIT_KEYS if num_splits > 3 else 2 * _LONG_SPLIT_KEYS
 
 
 def check_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
