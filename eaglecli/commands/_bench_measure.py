@@ -13,7 +13,7 @@ from eaglecli.commands._bench_prompts import BenchData
 from eaglecli.commands._bench_run import Pass, WarmUp, in_simulated_step, run_pass, warm_up
 from eaglecli.commands._bench_settings import BenchConfiguration, BenchOptions
 from eaglecli.commands._bench_stages import DECODE_STAGES, StageTimes, stage_of, time_stages
-from eaglecli.io.bench_splits import AnsweredRecord, context_edges, split_accept_lengths, split_by_context
+from eaglecli.io.bench_splits import AnsweredRecord, context_edges, split_accept_lengths, split_by_batch_size, split_by_context
 from eaglecli.io.bench_statistics import median, percentiles, pooled_ratio_interval, spread
 
 SCHEMA_VERSION = 1
@@ -52,6 +52,9 @@ def measure(
     peak = torch.cuda.max_memory_allocated(models.device) if is_cuda else None
     document = _describe(bench, models, data, configuration, simulated, passes, warmth, stages)
     document |= {"graph_hit_rate": _hit_rate(_stage_runs(before), _stage_runs(after)), "peak_memory_bytes": peak}
+    if document["accept"]:
+        by_batch_size = split_by_batch_size(before["accepted_by_requests"], after["accepted_by_requests"])
+        document["accept"]["splits"]["batch_size"] = by_batch_size
     document["timing"]["capture_s"] += started_policy.get("start_costs_s", 0.0)
     if "speculation" in after:
         document["speculation"] = started_policy | describe_choices(before["speculation"], after["speculation"])

@@ -137,6 +137,7 @@ class Engine:
         self._running = np.zeros(0, np.int64)  # rows whose prompt is done
         self._num_added = 0
         self._num_iterations_of = np.zeros(num_rows + 1, np.int64)  # by number of requests that ran
+        self._accepted_of = np.zeros((2, num_rows + 1), np.int64)  # row-steps and accepted drafts, likewise
 
     @property
     def is_idle(self) -> bool:
@@ -306,6 +307,11 @@ class Engine:
             "graph_hit_rate": num_graph_runs / num_runs if num_runs else None,
             "stages": stages,
             "iterations_by_requests": {str(size): int(count) for size, count in enumerate(ran) if count},
+            "accepted_by_requests": {
+                str(size): {"row_steps": steps, "accepted_drafts": accepted}
+                for size, (steps, accepted) in enumerate(self._accepted_of.T.tolist())
+                if steps
+            },
             **({"speculation": describe_modes(self._modes, self.policy)} if len(self._modes) > 1 else {}),
         }
 
@@ -439,6 +445,7 @@ class Engine:
         current = record[self._owner[step.decoded] == step.decoded_owner]
         num_tokens = int(emitted_of(current).sum())
         self._modes[step.mode].num_tokens += num_tokens
+        self._accepted_of[:, len(record)] += len(current), int(current[:, -3].sum())
         seconds = None if before is None or step.has_prefill else now - before
         going_on = current[status_of(current) == Status.RUNNING]
         self.policy.observe(StepObservation(step.mode, len(record), going_on[:, -3], num_tokens, seconds, step.caught_up))

@@ -1,9 +1,10 @@
-"""Accept length by parts of a run: data set, how an answer ended, early and late in the answer, and length of the context.
+"""Accept length by parts of a run: data set, how an answer ended, early and late in the answer, length of the context, requests at a time.
 
 Row B16 of the known failures: past the length that a draft was trained for, acceptance fades; the pooled figure hides it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,21 @@ def split_accept_lengths(records: Sequence[AnsweredRecord]) -> dict[str, Any]:
         "finish_reason": {reason: _accept_length(part) for reason, part in by_reason.items()},
         "answer_position": _by_position(records),
     }
+
+
+def split_by_batch_size(before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+    """`accept_length` by requests that ran in the step, sizes up to each power of two together ("5-8").
+
+    Both: `accepted_by_requests` of an engine's summary, whose difference counts.
+    """
+    steps, accepted = Counter[int](), Counter[int]()
+    for size, counts in after.items():
+        bucket = (int(size) - 1).bit_length()
+        earlier = before.get(size, {})
+        steps[bucket] += counts["row_steps"] - earlier.get("row_steps", 0)
+        accepted[bucket] += counts["accepted_drafts"] - earlier.get("accepted_drafts", 0)
+    names = {bucket: f"{(1 << bucket) // 2 + 1}-{1 << bucket}" if bucket > 1 else str(1 << bucket) for bucket in sorted(steps)}
+    return {names[bucket]: 1 + accepted[bucket] / steps[bucket] for bucket in sorted(steps) if steps[bucket]}
 
 
 def split_by_context(records: Sequence[AnsweredRecord], edges: Sequence[int]) -> list[dict[str, Any]]:

@@ -132,6 +132,9 @@ def test_figures_are_split_by_the_length_of_the_context(tmp_path):
     assert log.count("tokens lose") == len(slow)
     texts = [line["token_ids"] for line in lines(tmp_path / "run" / "generations.jsonl")]
     assert texts[:4] == texts[4:]
+    by_batch_size = drafted["accept"]["splits"]["batch_size"]
+    assert by_batch_size and set(by_batch_size) <= {"1", "2"}
+    assert min(by_batch_size.values()) <= drafted["accept"]["accept_length"] <= max(by_batch_size.values())
 
 
 def test_simulated_acceptance_is_stamped_and_writes_no_text(e3, tmp_path):

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from eaglecli.io.bench_splits import AnsweredRecord, compare_buckets, context_edges, split_accept_lengths, split_by_context
+from eaglecli.io.bench_splits import (
+    AnsweredRecord,
+    compare_buckets,
+    context_edges,
+    split_accept_lengths,
+    split_by_batch_size,
+    split_by_context,
+)
 from eaglecli.io.bench_statistics import median, percentiles, pooled_ratio_interval, ratio_interval, spread
 
 
@@ -85,3 +92,16 @@ def test_a_record_belongs_to_the_bucket_of_its_whole_context():
     plain = [{"context_above": 0, "output_throughput_per_user": 4.0}]
     compare_buckets(buckets, plain)
     assert [bucket["speedup"] for bucket in buckets] == [0.5, None]
+
+
+def test_steps_are_split_by_requests_that_ran_in_them_and_earlier_ones_left_out():
+    before = {"1": {"row_steps": 10, "accepted_drafts": 30}, "6": {"row_steps": 5, "accepted_drafts": 5}}
+    after = {
+        "1": {"row_steps": 14, "accepted_drafts": 32},
+        "2": {"row_steps": 4, "accepted_drafts": 1},
+        "5": {"row_steps": 10, "accepted_drafts": 10},
+        "6": {"row_steps": 5, "accepted_drafts": 5},
+        "8": {"row_steps": 10, "accepted_drafts": 30},
+    }
+    assert split_by_batch_size(before, after) == {"1": 1.5, "2": 1.25, "5-8": 3.0}
+    assert split_by_batch_size(after, after) == {}
