@@ -254,6 +254,48 @@ def test_a_broken_contract_is_a_value_error(broken: str) -> None:
         replace(case, **changed).run()
 
 
+TILES = [
+    AttentionTile(16, 64, 4, 1),
+    AttentionTile(16, 128, 4, 2),
+    AttentionTile(16, 64, 4, 2),
+    AttentionTile(16, 64, 4, 5),
+    AttentionTile(32, 32, 2, 3),
+    AttentionTile(32, 64, 4, 2),
+    AttentionTile(64, 64, 4, 3),
+]
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_tile_equals_the_reference(tile: AttentionTile, tree: bool) -> None:
+    case = problem([70, 3, 200], [5, 3, 8], tree=tree)
+    assert_near(case.run(tile=tile), case.expected())
+    assert_near(case.run(tile=tile, num_splits=2, min_split_keys=128), case.expected())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((32, 8), 128)])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_compiled_tile_equals_the_reference(
+    tile: AttentionTile, heads: tuple[int, int], head_dim: int, tree: bool, dtype: torch.dtype
+) -> None:
+    case = problem([70, 3, 1500, 640], [5, 3, 8, 1], heads, head_dim, tree, dtype=dtype)
+    for splits in ({}, {"num_splits": 4, "min_split_keys": 512}):
+        assert_near(case.run(tile=tile, **splits), case.expected())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 8, 64, 256])
+@pytest.mark.parametrize("queries", [1, 4, 8, 16])
+@pytest.mark.parametrize(("heads", "head_dim"), [((9, 3), 64), ((32, 8), 128)])
+def test_chosen_tiles_equal_the_reference_at_every_batch(heads: tuple[int, int], head_dim: int, queries: int, batch: int) -> None:
+    prefix_lens = [60 + 37 * row % 300 for row in range(batch - 1)] + [1800]
+    case = problem(prefix_lens, [queries] * batch, heads, head_dim, queries > 1, dtype=torch.bfloat16)
+    assert_near(case.run(), case.expected())
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 @pytest.mark.parametrize("tree", [False, True])
