@@ -15,6 +15,7 @@ from eaglecli.commands._bench_settings import BenchConfiguration, BenchOptions
 from eaglecli.commands._bench_stages import DECODE_STAGES, StageTimes, stage_of, time_stages
 from eaglecli.io.bench_splits import AnsweredRecord, context_edges, split_accept_lengths, split_by_batch_size, split_by_context
 from eaglecli.io.bench_statistics import median, percentiles, pooled_ratio_interval, spread
+from eaglecli.io.garbage_pauses import seldom_garbage_pauses
 
 SCHEMA_VERSION = 1
 RATES = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")
@@ -46,7 +47,8 @@ def measure(
     warmth = warm_up(engine, requests, batch_size, 0 if options.skip_warmup else options.num_warmups)
     synchronize(models.device)
     before = engine.summary()
-    passes = [run_pass(engine, requests, batch_size, data.end_token_ids) for _ in range(options.repeat)]
+    with seldom_garbage_pauses():
+        passes = [run_pass(engine, requests, batch_size, data.end_token_ids) for _ in range(options.repeat)]
     after = engine.summary()
     stages = time_stages(engine, requests, batch_size, models.device, passes[-1])
     peak = torch.cuda.max_memory_allocated(models.device) if is_cuda else None
