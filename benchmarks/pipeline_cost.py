@@ -4,7 +4,7 @@
     python -m benchmarks.pipeline_cost --config smollm2-135m --device cpu --records 16 --tokens 16 --rounds 1
     python -m benchmarks.pipeline_cost --target MODEL.gguf --iteration-ms 6       no GPU and no model, but a tokenizer: see paced_engine.py
 
-Both in turns over one engine, whose models and graphs are made once; every other option is one of `generate`. Every answer has
+Both in turns over one engine, whose models and graphs are made once; every other option is one of `generate` with a value. Every answer has
 `--tokens` tokens. token/s are counted from the first request to the last answer, as in stats.json. The start of the helper processes,
 which a run hides behind the loading of its models, is waited for.
 """
@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--iteration-ms", type=float)
     options, others = parser.parse_known_args(arguments)
     pairs = zip(others[::2], others[1::2], strict=True)
-    given: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): int(value) if value.isdigit() else value for name, value in pairs}
+    given: dict[str, Any] = {name.removeprefix("--").replace("-", "_"): _read(value) for name, value in pairs}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_prompts(folder / "input.jsonl", options.records)
@@ -134,6 +135,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             run_real(given, options.config, options.rounds)
         else:
             run_paced(given, folder, options.iteration_ms / 1e3, options.rounds)
+
+
+def _read(value: str) -> int | float | str:
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(value)
+    return value
 
 
 def run_real(given: Mapping[str, Any], config: str | None, num_rounds: int) -> None:

@@ -83,7 +83,8 @@ def _cache_tokens(
     bytes_per_token = cache_bytes_per_token(target.model.dtype, target.config, draft.model if draft else None)
     affordable = (_free_bytes(settings) - table_bytes) // bytes_per_token
     if affordable < (page if longest is None else _row_tokens(settings, plan, longest) + page):
-        hint = "use a smaller model, shorter lengths or a larger --mem-fraction-static"
+        larger = " or a larger --mem-fraction-static" if settings.device == "cuda" else ""
+        hint = f"use a smaller model or shorter lengths{larger}"
         raise UserError("no memory is left for the KV cache", hint, ExitCode.MEMORY)
     return min(affordable, wanted_cache_tokens(settings, plan, longest or context_length(settings, target.config)))
 

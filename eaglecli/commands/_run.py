@@ -91,6 +91,9 @@ class Run:
             failure = _as_user_error(error)
             code = failure.exit_code if isinstance(failure, UserError) else code
         failure = self._let_go(failure)
+        if status == "interrupted" and failure is not None:  # how it ended stays what it was asked to be
+            self.console.warning(str(failure))
+            failure = None
         result = self._write_reports(status, code, failure)
         self._say_result()
         return result

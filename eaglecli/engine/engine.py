@@ -87,8 +87,8 @@ class Engine:
             check_windows("target", target.config.windows, speculation)
             check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)
-        group_share = settings.scheduling.group_share if device.type == "cuda" else 0.0
-        self._scheduler = Scheduler(self._pool, settings, max(1, int(group_share * settings.max_running_requests)))
+        group_size = settings.scheduling.group_size(settings.max_running_requests) if device.type == "cuda" else 1
+        self._scheduler = Scheduler(self._pool, settings, group_size)
         adjustments = allocate_adjustments(settings, self.vocab_size, device)
         self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, self.attention.attend, adjustments)
         num_slots = self._pool.num_slots

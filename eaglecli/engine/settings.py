@@ -91,6 +91,10 @@ class SchedulingSettings:
     pledged_share: float = 0.25  # of the output that is still to be expected: memory kept for it when a request is admitted
     group_share: float = 0.125  # of all rows: on a GPU requests are admitted by so many, for a small prefill costs as much as a step
 
+    def group_size(self, max_running_requests: int) -> int:
+        """Requests of one admission."""
+        return max(1, int(self.group_share * max_running_requests))
+
 
 @dataclass(frozen=True)
 class EngineSettings:

@@ -158,7 +158,6 @@ class _Check:
         """All that belongs to the batch."""
         count, rows = len(self.batch.rows), torch.from_numpy(self.batch.rows).to(self.parts.state.lengths.device)
         buffers = self.parts.iteration.buffers
-        outcome = named_tensors("tree", buffers.tree) | named_tensors("run", buffers.run)
         ran = buffers.live_rows[:count] != self.parts.state.dummy_row
         outcome = {name: tensor[:count][ran] for name, tensor in self._handed_on().items()}
         outcome |= {name: tensor[rows] for name, tensor in named_tensors("state", self.parts.state).items() if name != "state.slot_table"}

@@ -16,6 +16,7 @@ _THRESHOLDS = (20_000, 10, 100)  # young objects are looked through in about a m
 def seldom_garbage_pauses() -> Iterator[None]:
     """What is there already is not looked through inside. For the whole process; as before at the end."""
     before = gc.get_threshold()
+    gc.collect()  # what is dead already may hold memory of the device
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
     try:

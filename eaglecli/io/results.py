@@ -78,7 +78,8 @@ class ResultWriter:
             if self._failure is not None:
                 continue  # drained, so that nobody waits for a writer that cannot write
             try:
-                self._write(block)
+                if block:
+                    self._write(block)
             except BaseException as error:  # kept: the next `put` raises it
                 self._failure = error
 

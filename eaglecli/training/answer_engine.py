@@ -21,7 +21,7 @@ def open_answer_engine(target: TargetModel, context_length: int, max_running_req
     """
     is_cuda = target.embed_weight.is_cuda
     sizes = tuple(size for size in (8, 16, 32, 64, 128, 192, 256, 384, 512, 768) if size < max_running_requests)
-    group_size = max(1, int(SchedulingSettings.group_share * max_running_requests))
+    window = SchedulingSettings().group_size(max_running_requests)
     settings = EngineSettings(
         context_length=context_length,
         max_total_tokens=_cache_tokens(target, context_length, max_running_requests),
@@ -30,7 +30,7 @@ def open_answer_engine(target: TargetModel, context_length: int, max_running_req
         chunked_prefill_size=8192 if is_cuda else 512,
         max_stop_ids=_MAX_STOP_IDS,
         speculation=PLAIN,
-        scheduling=SchedulingSettings(window=group_size, longest_first=False),
+        scheduling=SchedulingSettings(window=window, longest_first=False),
         graph_sizes=(*sizes, max_running_requests) if is_cuda else (),
     )
     engine = Engine(target, None, settings)

@@ -156,12 +156,14 @@ sys.exit(scripted_run(Path({folder!r}), ScriptedModels(Path({target!r}), respond
     [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED), (signal.SIGKILL, -signal.SIGKILL)],
 )
 def test_helpers_end_with_a_process_that_a_signal_ends(tmp_path, cycle, number, code):
-    """The signal goes to the whole group, as a terminal sends it."""
+    """The signal goes to the whole group, as a terminal sends it, and SIGTERM to the helpers too, as a job's end sends it."""
     program = PROGRAM.format(path=sys.path, folder=str(tmp_path), target=str(cycle.target_dir))
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         helpers = [int(process.stdout.readline()) for _ in range(2)]
         assert process.stdout.readline() == "stands\n"
         time.sleep(1)  # what was answered is written meanwhile
+        for process_id in helpers if number == signal.SIGTERM else ():
+            os.kill(process_id, number)
         os.killpg(process.pid, number)
         started = time.monotonic()
         assert process.wait() == code

@@ -1,12 +1,15 @@
 """A helper process: calls and what they raise, and that it never outlives who began it."""
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
 
+import eaglecli.io.helper_process as helper_process
 from eaglecli.errors import ExitCode, ModelError, UserError
 from eaglecli.io.helper_process import HelperProcess
 
@@ -88,6 +91,28 @@ def test_a_helper_that_was_killed_is_one_sentence(counter):
         with pytest.raises(UserError, match="ended with code -9") as raised:
             counter.call("add", 1)
     assert raised.value.exit_code == ExitCode.INTERNAL
+
+
+def test_a_helper_that_cannot_begin_says_why_and_one_that_is_not_given_is_a_sentence(monkeypatch):
+    monkeypatch.setattr(helper_process, "_PROGRAM", "import sys; {path!r}, {descriptor}; sys.exit('no such thing')")
+    helper = HelperProcess(Counter, 5)
+    with pytest.raises(UserError, match="ended with code 1: no such thing"):
+        helper.call("add", 1)
+    helper.close()
+
+    def refuse(*arguments, **named):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(helper_process.subprocess, "Popen", refuse)
+    with pytest.raises(UserError, match="cannot be begun: Resource temporarily unavailable"):
+        HelperProcess(Counter, 5)
+
+
+def test_a_helper_lets_signals_pass_that_ask_for_an_end(counter):
+    counter.call("add", 1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(counter.process_id, number)
+    assert counter.call("add", 1) == 7
 
 
 def test_closing_ends_the_process_and_may_be_done_twice(counter):

