@@ -5,7 +5,8 @@
 
 A case is (batch, queries a row, masked or causal, lengths). Lengths: `even` 192 keys each, `long` 1,024 each, `mixed` 60 to 400 with
 one row of 1,800. Time of one launch within a graph over several layers' caches; the floor is the bytes of keys and values at 4 TB/s.
-Candidates are compiled by `--workers` processes first. The rules of `kernels.attention.choose_tile` come from here.
+Candidates are compiled by `--workers` processes first. `kernels.attention.choose_tile` begins from what
+is found here; launches one after another overlap, so that iterations of a model have the last word.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def candidates(packed_rows: int) -> Iterator[Candidate]:
     """The chosen one first."""
     yield Candidate(None)
     block_queries = max(16, min(triton.next_power_of_2(packed_rows), 64))
-    shapes = [(64, warps, stages) for warps in (2, 4, 8) for stages in (1, 2, 3)]
+    shapes = [(64, warps, stages) for warps in (2, 4, 8) for stages in (1, 2, 3, 5)]
     shapes += [(32, warps, stages) for warps in (2, 4) for stages in (1, 3)]
     shapes += [(128, warps, stages) for warps in (4, 8) for stages in (1, 2)]
     for split, (block_keys, warps, stages) in itertools.product((0, 512, 1024), shapes):

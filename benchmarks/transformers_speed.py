@@ -2,9 +2,10 @@
 
     python -m benchmarks.transformers_speed mt_bench.jsonl --target MODEL.gguf --draft smollm2-135m --triple 6/4/32
 
-Greedy, first turns, exactly `--max-new-tokens` new tokens each (end of text ignored by both). transformers: the dequantised weights in the
-same dtype, left-padded batches one after the other, its own key-value cache and attention. Ours: plain decoding and the triples, the
-same number of requests at a time, prefill included. Each is warmed up by one batch first. The last line of stdout is a JSON summary.
+Greedy, first turns, exactly `--max-new-tokens` new tokens each: transformers is forbidden to end a text, ours goes on behind its end.
+transformers: the dequantised weights in the same dtype, left-padded batches one after the other, its own key-value cache and attention.
+Ours: plain decoding and the triples, the same number of requests at a time, prefill included. Each is warmed up by one batch first. The
+last line of stdout is a JSON summary.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.prompt_texts import load_reference_tokenizer, prompt_ids, read_records
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.engine.settings import PLAIN, EngineSettings, SpeculationSettings
@@ -67,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             engine_seconds(engine, wave[:batch], min(16, options.max_new_tokens))
             rate = len(wave) * options.max_new_tokens / engine_seconds(engine, wave, options.max_new_tokens)
             lines.append({"batch": batch, "mode": str(shape), "tokens_per_s": rate, "ratio": rate / theirs[batch]})
+            del engine
+            release_memory()
             print(f"batch {batch:4} {lines[-1]['mode']:12} {rate:10.1f} token/s  {rate / theirs[batch]:6.2f} x transformers", flush=True)
     print(json.dumps(lines))
     return 0

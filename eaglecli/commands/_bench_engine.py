@@ -102,7 +102,7 @@ def open_bench_engine(
     if engine.can_capture and graph_sizes:
         capture_started = time.perf_counter()
         reports = capture_graphs(engine, settings)
-        graphs = describe_graphs(reports, time.perf_counter() - capture_started)
+        graphs = describe_graphs(reports, time.perf_counter() - capture_started, engine.lacks_prefill_graphs)
     synchronize(models.device)
     return BenchEngine(engine, time.perf_counter() - started, graphs)
 

@@ -64,7 +64,10 @@ def left_out_sizes(settings: GenerateSettings) -> Iterator[str]:
 def capture_graphs(
     engine: Engine, settings: GenerateSettings, watch: Callable[[CaptureReport], None] = lambda report: None
 ) -> list[CaptureReport]:
-    """Capture what the engine's settings name; `watch` is called for every graph. Raises UserError (exit code 6) with a value that fits."""
+    """Capture what the engine's settings name; `watch` is called for every graph. Raises UserError (exit code 6) with a value that fits.
+
+    Where memory is too short for the graphs of prefills alone, these run eagerly: `Engine.lacks_prefill_graphs`.
+    """
     reports: list[CaptureReport] = []
     failure: CaptureError | None = None
     try:
@@ -78,30 +81,22 @@ def capture_graphs(
             ) from error
         failure = error
     if failure is not None and failure.stage == PrefillStage.name:
-        raise _no_room_for_prefill(failure, settings)
+        engine.run_prefills_eagerly()
+        return [report for report in reports if report.stage != PrefillStage.name]
     if failure is not None:
         raise _no_room(failure, engine.find_capturable_size(failure.num_requests), settings)
     return reports
 
 
-def _no_room_for_prefill(failure: CaptureError, settings: GenerateSettings) -> UserError:
-    hint = f"use --chunked-prefill-size {max(1, failure.num_tokens // 2)}, or {_smaller_cache(settings)}"
-    return UserError(f"no memory for CUDA graphs of a prefill of {failure.num_tokens} tokens: {failure}", hint, ExitCode.MEMORY)
-
-
-def _smaller_cache(settings: GenerateSettings) -> str:
-    return f"--mem-fraction-static {max(0.05, settings.mem_fraction_static - 0.1):.2f} (now {settings.mem_fraction_static:g})"
-
-
 def _no_room(failure: CaptureError, fitting_size: int | None, settings: GenerateSettings) -> UserError:
     message = f"no memory for CUDA graphs of {failure.num_requests} requests: {failure}"
-    share = _smaller_cache(settings)
+    share = f"--mem-fraction-static {max(0.05, settings.mem_fraction_static - 0.1):.2f} (now {settings.mem_fraction_static:g})"
     if fitting_size is None:
         return UserError(message, f"use {share}, or --disable-cuda-graph: not even the smallest size fits", ExitCode.MEMORY)
     return UserError(message, f"use --cuda-graph-max-bs {fitting_size}, which was tried and fits, or {share}", ExitCode.MEMORY)
 
 
-def describe_graphs(reports: Sequence[CaptureReport], elapsed_s: float) -> str:
+def describe_graphs(reports: Sequence[CaptureReport], elapsed_s: float, lacks_prefills: bool) -> str:
     """What was captured, in one sentence, sizes in requests and in tokens."""
     stages = list(dict.fromkeys(report.stage for report in reports))
     sizes = sorted({report.num_requests for report in reports if report.stage != PrefillStage.name})
@@ -109,9 +104,10 @@ def describe_graphs(reports: Sequence[CaptureReport], elapsed_s: float) -> str:
     shown = ", ".join(f"{stage} {' '.join(map(str, tokens[stage]))}" for stage in stages)
     warmup_s = sum(report.warmup_s for report in reports)
     mib = sum(report.num_bytes for report in reports) / MIB
+    lacking = "; no memory is left for graphs of prefills, which run eagerly" if lacks_prefills else ""
     return (
         f"{len(reports)} CUDA graphs at {' '.join(map(str, sizes))} requests (tokens: {shown}) "
-        f"in {elapsed_s:.1f} s, {warmup_s:.1f} s of it first runs and compilation; {mib:.0f} MiB"
+        f"in {elapsed_s:.1f} s, {warmup_s:.1f} s of it first runs and compilation; {mib:.0f} MiB{lacking}"
     )
 
 
@@ -119,4 +115,4 @@ def capture_for_run(engine: Engine, settings: GenerateSettings) -> str:
     """Capture, and the sentence that tells of it."""
     started = time.perf_counter()
     reports = capture_graphs(engine, settings)
-    return describe_graphs(reports, time.perf_counter() - started)
+    return describe_graphs(reports, time.perf_counter() - started, engine.lacks_prefill_graphs)

@@ -149,7 +149,7 @@ def _capture(findings: CaptureFindings, settings: GenerateSettings, console: Con
     findings.graphs = capture_graphs(findings.engine, settings, show)
     findings.capture_s = time.perf_counter() - started
     findings.device_bytes = free_before - torch.cuda.mem_get_info()[0]
-    console.note(describe_graphs(findings.graphs, findings.capture_s))
+    console.note(describe_graphs(findings.graphs, findings.capture_s, findings.engine.lacks_prefill_graphs))
 
 
 def _check(findings: CaptureFindings, console: Console) -> None:

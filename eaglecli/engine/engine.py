@@ -115,11 +115,12 @@ class Engine:
         graph_sizes: tuple[PrefillSize, ...] = ()
         if settings.graph_sizes and settings.pads_to_graph_sizes:
             num_parameters = sum(parameter.numel() for parameter in target.layers.parameters())
-            most_tokens = most_graph_tokens(num_parameters, settings.chunked_prefill_size)
+            most_tokens = most_graph_tokens(num_parameters, dtype.itemsize, settings.chunked_prefill_size)
             graph_sizes = prefill_graph_sizes(most_tokens, settings.max_running_requests)
         self._prefill = PrefillStage(target, self._kv_cache, drafter, self._state, settings, graph_sizes, logprob_columns)
         self._prefill_static = StaticTensors(shared | self._prefill.buffers)
         self._prefill_runner = GraphRunner(self._prefill, self._prefill_static)
+        self.lacks_prefill_graphs = False
         self._readback = Readback(settings.max_running_requests, run_width, device, logprob_columns)
         self._last_read_s: float | None = None  # when the record before was read, if nothing but it was run since
         self._outputs = OutputBuffers(settings.max_running_requests, settings.context_length, run_width)
@@ -234,6 +235,12 @@ class Engine:
         """Capture all stages at all graph sizes; yields a report as each is done. Only when `can_capture` and idle. Raises CaptureError."""
         prefill = CapturePlan(self._prefill.load_padding, [self._prefill_runner], self._prefill.graph_sizes)
         return capture_all([capture_plans(self._modes, self.settings.graph_sizes), [prefill]], self.widest_hints)
+
+    def run_prefills_eagerly(self) -> None:
+        """Drop the graphs of prefills, which pad and take memory: without them prefills run just as well, only launched one by one."""
+        self._prefill_runner.drop_graphs()
+        self._prefill.graph_sizes = ()
+        self.lacks_prefill_graphs = True
 
     @property
     def _all_runners(self) -> list[GraphRunner]:

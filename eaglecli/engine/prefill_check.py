@@ -5,7 +5,8 @@
     poison      NaN in every cache slot that holds nothing yet, and NaN and huge numbers in rows and buffers nobody has: equal bit for bit
     unpadded    exactly as large as the chunks: the same first tokens in float32; in lower precision the difference is reported
 
-Some chunks begin behind tokens that are in the cache already, some do not reach the end of their prompt.
+Some chunks begin behind tokens that are in the cache already, some do not reach the end of their prompt, some end in the known output
+of a sequence that begins again.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.prefill_sizes import PrefillSize
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.engine.row_state import HostHints, RowState
-from eaglecli.engine.sequence import PrefillChunk, Sequence
+from eaglecli.engine.sequence import EmittedOutput, PrefillChunk, Sequence
 
 _MOST_BEFORE = 16  # tokens of a prompt that are in the cache before its chunk begins
 _MOST_BEHIND = 4  # tokens of a prompt that are left behind its chunk
@@ -152,14 +153,14 @@ def _deal_chunks(parts: PrefillParts, size: PrefillSize, seed: int) -> RandomChu
     """Chunks that fill the size, as far as caches and context allow, on random rows; random numbers in the slots before them."""
     state, random = parts.state, np.random.default_rng(seed)
     num_slots = next(iter(parts.caches.values())).shape[2]
-    count = min(size.num_rows, size.num_tokens, max(1, (num_slots - 2) // (_MOST_BEFORE + 1)))
-    longest = parts.context_length - _MOST_BEFORE - _MOST_BEHIND
-    total = min(size.num_tokens, num_slots - 2 - count * _MOST_BEFORE, count * longest)
-    if longest < 1 or total < count:
-        raise ValueError(f"{num_slots} cache slots and a context of {parts.context_length} are too few to check {count} prompts")
+    most_before, most_behind = min(_MOST_BEFORE, parts.context_length // 4), min(_MOST_BEHIND, parts.context_length // 4)
+    count = min(size.num_rows, size.num_tokens, max(1, (num_slots - 2) // (most_before + 1)))
+    longest = parts.context_length - most_before - most_behind
+    total = min(size.num_tokens, num_slots - 2 - count * most_before, count * longest)
     lengths = np.minimum(1 + random.multinomial(total - count, random.dirichlet(np.ones(count))), longest)
-    starts = random.integers(0, _MOST_BEFORE + 1, count) * (random.random(count) < 0.5)
-    behind = random.integers(1, _MOST_BEHIND + 1, count) * (random.random(count) < 0.3)
+    starts = random.integers(0, most_before + 1, count) * (random.random(count) < 0.5)
+    behind = random.integers(0, most_behind + 1, count) * (random.random(count) < 0.5)
+    resumes = (behind == 1) & (starts + lengths > 1)  # the one token behind is the last of its output
     ends = starts + lengths
     rows = random.permutation(state.dummy_row)[:count]
     slots = 1 + random.permutation(int(ends.sum()) + 1)
@@ -179,8 +180,11 @@ def _deal_chunks(parts: PrefillParts, size: PrefillSize, seed: int) -> RandomChu
             values = torch.empty(2, len(known_slots), *cache.shape[3:], dtype=cache.dtype, device=device).normal_(generator=generator)
             layer[:, known_slots] = values
     chunks = []
-    for row, start, end, num_behind in zip(rows.tolist(), starts.tolist(), ends.tolist(), behind.tolist(), strict=True):
-        prompt = random.integers(0, parts.vocab_size, end + num_behind).astype(np.int32)
-        chunks.append(PrefillChunk(Sequence(Request(row, prompt, SamplingParams(max_new_tokens=2)), row=row), start, end))
+    for row, start, end, num_behind, is_resumed in zip(*(part.tolist() for part in (rows, starts, ends, behind, resumes)), strict=True):
+        known = random.integers(0, parts.vocab_size, end + num_behind).astype(np.int32)
+        prompt_len = random.integers(1, end + 1) if is_resumed else len(known)
+        request = Request(row, known[:prompt_len], SamplingParams(max_new_tokens=2))
+        emitted = EmittedOutput(known[prompt_len:], np.zeros(0, np.int16), 0, 0)
+        chunks.append(PrefillChunk(Sequence(request, row=row, emitted=emitted), start, end))
     chunks.sort(key=lambda chunk: not chunk.chooses_token)
     return RandomChunks(chunks, torch.from_numpy(rows).to(device), known_slots, owned_slots, free_slots)

@@ -15,7 +15,8 @@ _SMALLEST = 64  # tokens
 _HALF_STEPS_FROM = 512  # tokens: from here on half-way sizes too, since padding costs time there
 _ROW_FACTOR = 8  # between one number of rows and the next
 _TOKENS_PER_ROW = 4  # fewer tokens than so many a row seldom meet: no graph of its own
-_LAUNCH_BOUND_OPERATIONS = 2e13  # what the card computes while the launches of an eager prefill are made (25 ms at 800 TFLOP/s)
+_LAUNCH_S = 0.025  # the launches of an eager prefill
+_OPERATIONS_PER_S = {2: 8e14, 4: 6e13}  # what a card computes meanwhile, by bytes of a number
 
 
 @dataclass(frozen=True, order=True)
@@ -42,9 +43,10 @@ def padded_size(num_tokens: int, num_rows: int) -> PrefillSize:
     return PrefillSize(num_tokens, num_tokens // SEGMENT_LEN + num_rows, num_rows, min(SEGMENT_LEN, num_tokens))
 
 
-def most_graph_tokens(num_parameters: int, chunk_tokens: int) -> int:
+def most_graph_tokens(num_parameters: int, bytes_per_number: int, chunk_tokens: int) -> int:
     """Up to how many tokens a prefill is worth a graph: above, the device takes longer than the host needs to launch it."""
-    return min(chunk_tokens, int(_LAUNCH_BOUND_OPERATIONS / (2 * max(num_parameters, 1))))
+    operations = _LAUNCH_S * _OPERATIONS_PER_S[bytes_per_number]
+    return max(1, min(chunk_tokens, int(operations / (2 * max(num_parameters, 1)))))
 
 
 def prefill_graph_sizes(most_tokens: int, most_rows: int) -> tuple[PrefillSize, ...]:

@@ -10,7 +10,8 @@ import torch
 from typer.testing import CliRunner
 
 from eaglecli.cli import app, join_values
-from eaglecli.commands._graphs import capture_graphs, choose_backend, wanted_graph_sizes
+from eaglecli.commands._graphs import capture_for_run, capture_graphs, choose_backend, wanted_graph_sizes
+from eaglecli.commands._open_engine import find_models
 from eaglecli.config import normalize_graph_sizes, resolve_settings
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.graph_runner import CaptureError, CaptureReport
@@ -234,17 +235,24 @@ def test_a_capture_that_fails_names_a_flag_and_a_value_that_would_do(is_out_of_m
     assert len(seen) == 1
 
 
-def test_a_prefill_without_room_for_its_graph_names_a_smaller_chunk():
+def test_where_memory_is_short_for_graphs_of_prefills_alone_these_run_eagerly(pair, monkeypatch):
     """B28."""
+    kept = CaptureReport("draft", 8, 8, 0.1, 0.1, 1 << 20)
 
-    def capture():
+    def capture(engine):
+        yield kept
         yield CaptureReport("prefill", 8, 512, 0.1, 0.1, 1 << 20)
         raise CaptureError("prefill", 8, 384, True, "no luck")
 
-    with pytest.raises(UserError) as raised:
-        capture_graphs(SimpleNamespace(capture=capture), settings_of("cuda"))  # type: ignore[arg-type]
-    assert raised.value.exit_code == ExitCode.MEMORY
-    assert "--chunked-prefill-size 192" in raised.value.hint and "384 tokens" in raised.value.message
+    settings = resolve_settings(
+        {"target": str(pair.target_dir), "draft": str(pair.draft_dir), "context_length": 256}, None, lambda _: "cpu"
+    )
+    engine = find_models(settings).build_engine(settings, choose_backend(settings), (2, 4)).engine
+    assert engine.prefill_sizes
+    monkeypatch.setattr(Engine, "capture", capture)
+    assert "no memory is left for graphs of prefills" in capture_for_run(engine, settings)
+    assert not engine.prefill_sizes and engine.lacks_prefill_graphs
+    assert capture_graphs(engine, settings) == [kept]
 
 
 def test_a_difference_of_a_prefill_is_told_by_name_and_exit_code(pair, monkeypatch):

@@ -8,8 +8,9 @@ import torch
 
 import eaglecli.engine.prefill as prefill_module
 from eaglecli.engine.engine import Engine
+from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.prefill_inputs import CHOSEN_LATER, buffer_len, pack_chunks, view_batch
-from eaglecli.engine.prefill_sizes import exact_size, padded_size
+from eaglecli.engine.prefill_sizes import PrefillSize, exact_size, padded_size
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.engine.sequence import EmittedOutput, PrefillChunk, Sequence
 from tests.engine.harness import LoadedPair, make_engine, mixed_requests, outcomes, run
@@ -84,6 +85,27 @@ def small_engine(pair: LoadedPair, triple) -> Engine:
     return make_engine(
         pair.target, pair.draft, triple, graph_sizes=(12,), max_running_requests=12, chunked_prefill_size=300, max_total_tokens=4096
     )
+
+
+def test_a_short_context_is_checked_too(twin: LoadedPair) -> None:
+    engine = make_engine(twin.target, twin.draft, (2, 1, 3), graph_sizes=(2,), max_running_requests=2, context_length=20)
+    for size in engine.prefill_sizes:
+        assert engine.check_prefill(size, 0).is_exact
+
+
+def test_the_check_deals_whole_prompts_parts_of_them_and_sequences_that_begin_again(twin: LoadedPair, monkeypatch) -> None:
+    seen: list[PrefillChunk] = []
+    load = PrefillStage.load
+
+    def watch(stage: PrefillStage, chunks: list[PrefillChunk], size: PrefillSize) -> None:
+        seen.extend(chunks)
+        load(stage, chunks, size)
+
+    monkeypatch.setattr(PrefillStage, "load", watch)
+    engine = small_engine(twin, None)
+    for seed in range(4):
+        assert engine.check_prefill(engine.prefill_sizes[-1], seed).is_exact
+    assert {(chunk.is_last, chunk.sequence.is_resumed) for chunk in seen} >= {(True, False), (False, False), (True, True)}
 
 
 def test_the_check_finds_a_slot_that_is_read_before_it_is_written(twin: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:

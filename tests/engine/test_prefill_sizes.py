@@ -46,9 +46,12 @@ def test_few_graphs_serve_many_rows():
     assert smallest_that_holds(sizes, 8193, 1) is None
 
 
-@pytest.mark.parametrize(("num_parameters", "expected"), [(106_000_000, 8192), (7_000_000_000, 1428), (0, 8192)])
-def test_a_large_model_needs_no_graph_for_long_prefills(num_parameters, expected):
-    assert most_graph_tokens(num_parameters, 8192) == expected
+@pytest.mark.parametrize(
+    ("num_parameters", "bytes_per_number", "expected"),
+    [(106_000_000, 2, 8192), (7_000_000_000, 2, 1428), (7_000_000_000, 4, 107), (10**13, 2, 1), (0, 4, 8192)],
+)
+def test_a_large_model_needs_no_graph_for_long_prefills(num_parameters, bytes_per_number, expected):
+    assert most_graph_tokens(num_parameters, bytes_per_number, 8192) == expected
 
 
 def test_an_exact_size_is_one_segment_a_chunk():

@@ -1,5 +1,6 @@
 """Attention kernels against the float64 reference; every slot that no query may see holds NaN."""
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -262,13 +263,22 @@ TILES = [
     AttentionTile(32, 32, 2, 3),
     AttentionTile(32, 64, 4, 2),
     AttentionTile(64, 64, 4, 3),
+    AttentionTile(128, 64, 8, 3),
+    AttentionTile(16, 32, 4, 2),
 ]
+
+
+def test_no_other_tile_is_chosen() -> None:
+    sizes = itertools.product(
+        (1, 2, 3, 8, 24, 33, 64, 200, 384), (1, 3, 8, 48, 132, 300, 700, 2048), (False, True), (False, True), (64, 128)
+    )
+    assert {choose_tile(*size) for size in sizes} == set(TILES)
 
 
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile_equals_the_reference(tile: AttentionTile, tree: bool) -> None:
-    case = problem([70, 3, 200], [5, 3, 8], tree=tree)
+    case = problem([70, 3, 200], [5, 3, 70], tree=tree)
     assert_near(case.run(tile=tile), case.expected())
     assert_near(case.run(tile=tile, num_splits=2, min_split_keys=128), case.expected())
 
@@ -281,7 +291,7 @@ def test_every_tile_equals_the_reference(tile: AttentionTile, tree: bool) -> Non
 def test_every_compiled_tile_equals_the_reference(
     tile: AttentionTile, heads: tuple[int, int], head_dim: int, tree: bool, dtype: torch.dtype
 ) -> None:
-    case = problem([70, 3, 1500, 640], [5, 3, 8, 1], heads, head_dim, tree, dtype=dtype)
+    case = problem([70, 3, 1500, 640], [5, 3, 70, 1], heads, head_dim, tree, dtype=dtype)
     for splits in ({}, {"num_splits": 4, "min_split_keys": 512}):
         assert_near(case.run(tile=tile, **splits), case.expected())
 
