@@ -2,14 +2,16 @@
 
     expected rate = tokens of a row-step (`Acceptance`) / seconds of an iteration (`IterationCosts`)
 
-A mode is left only for one that is better by a margin. What is not run is not learnt of, so now and then a mode of which too
-little is known, or nothing lately, is tried for a few iterations: only one that could win, and only when the time that it may
-lose, if it is half as often right as expected, fits into a fixed share of all time. A mode that was tried in vain waits twice
-as long for its next trial. Pure bookkeeping, no tensors; the clock is the engine's observations.
+The first iterations belong to mode 0, which was asked for, if it could win. A mode is left only for one that is better by a margin. What
+is not run is not learnt of, so now and then a mode of which too little is known, or nothing lately, is tried for a few iterations: only
+one that could win, and only when the time that it may lose, if it is less often right than expected, fits into a fixed share of all time
+and what is granted at the start. A mode that was tried in vain waits longer for its next trial. Short trials tell most: while a long one
+runs, the text moves on. Pure bookkeeping, no tensors; the clock is the engine's observations.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ QUICK_MARGIN = 1.15  # than the last one, to be taken before this has run for
 DWELL_ITERATIONS = 8
 DECISION_ITERATIONS = 8  # from one decision to the next at the same batch size: deciding costs the host as much as a small launch
 TRIAL_SHARE = 0.01  # of all time that trials may lose
+GRANTED_ITERATIONS = 5  # at the start: trials may lose the time of so many more
+SURE = 0.05  # doubt of how a mode compares with what runs that needs no trial
 TRIAL_ROW_STEPS = 32
 MOST_TRIAL_ITERATIONS = 16
 FIRST_WAIT_ITERATIONS, LONGEST_WAIT_ITERATIONS = 32, 1024
@@ -85,8 +89,8 @@ class AdaptivePolicy:
         self._seconds = self.costs.seconds(mode, num_requests)
         self._elapsed_s += self._seconds
         self._note(mode, num_requests, is_trial=mode != best)
-        is_trial_over = mode != best and self._trial is None
-        self._decided_for, self._decide_at = num_requests, self._iteration + (1 if is_trial_over else DECISION_ITERATIONS)
+        is_brief = self._is_beginning(num_requests) or (mode != best and self._trial is None)
+        self._decided_for, self._decide_at = num_requests, self._iteration + (1 if is_brief else DECISION_ITERATIONS)
         return mode
 
     def observe(self, observation: StepObservation) -> None:
@@ -95,8 +99,8 @@ class AdaptivePolicy:
 
     def _learn(self) -> None:
         """Take in what was observed since the last decision."""
-        for mode in {observation.mode for observation in self._pending}:
-            counts = [observation.accept_counts for observation in self._pending if observation.mode == mode]
+        for mode, observations in groupby(self._pending, key=lambda observation: observation.mode):
+            counts = [observation.accept_counts for observation in observations]
             self.acceptance.observe(mode, np.concatenate(counts), len(counts))
         for observation in self._pending:
             if observation.seconds is not None:
@@ -133,6 +137,8 @@ class AdaptivePolicy:
         bucket = self.costs.bucket(num_requests)
         rates = {mode: self.rate(mode, num_requests) for mode in allowed}
         best, held = max(allowed, key=rates.__getitem__), self._best.get(bucket)
+        if self._is_beginning(num_requests) and 0 in rates and self._could_win(0, num_requests, best):
+            best = held = 0
         if held not in rates or rates[best] > MARGIN * rates[held]:
             self._best[bucket] = held = best
         is_early = self._iteration - self._held_since < DWELL_ITERATIONS
@@ -146,7 +152,7 @@ class AdaptivePolicy:
     def _try_out(self, num_requests: int, allowed: Sequence[int], best: int) -> int:
         """`best`, or a mode that is on trial."""
         if self._trial is None:
-            mode = self._next_trial(num_requests, allowed, best)
+            mode = None if self._is_beginning(num_requests) else self._next_trial(num_requests, allowed, best)
             if mode is None:
                 return best
             self.num_trials += 1
@@ -170,27 +176,39 @@ class AdaptivePolicy:
             and self._could_win(mode, num_requests, best)
             and self._is_unsure(mode, num_requests, best)
         ]
-        mode = max(due, key=lambda mode: self.rate(mode, num_requests), default=None)
-        if mode is None or self._trial_loss_s + self._trial_risk_s(mode, num_requests, best) > TRIAL_SHARE * self._elapsed_s:
+        mode = max(due, key=lambda mode: self.rate(mode, num_requests) * (1 + self.acceptance.doubt(mode)), default=None)
+        allowance_s = self._trial_allowance_s(num_requests, best)
+        if mode is None or self._trial_loss_s + self._trial_risk_s(mode, num_requests, best) > allowance_s:
             return None
-        self._wait[mode] = min(2 * self._wait[mode], LONGEST_WAIT_ITERATIONS)
+        growth = 1.5 if self._modes[best].num_steps else 2
+        self._wait[mode] = min(int(growth * self._wait[mode]), LONGEST_WAIT_ITERATIONS)
         return mode
+
+    def _trial_allowance_s(self, num_requests: int, best: int) -> float:
+        """Seconds that all trials up to now may lose."""
+        return TRIAL_SHARE * self._elapsed_s + GRANTED_ITERATIONS * self.costs.seconds(best, num_requests)
 
     def _is_unsure(self, mode: int, num_requests: int, best: int) -> bool:
         """While decoding plainly nothing is learnt of any draft; else of modes that the running one tells too little of."""
         is_guessed = self._modes[best].num_steps == 0 or self.acceptance.evidence(mode) < ENOUGH_EVIDENCE
-        return is_guessed or self.costs.age(mode, num_requests) > LONGEST_WAIT_ITERATIONS
+        return is_guessed or self.acceptance.doubt(mode) > SURE or self.costs.age(mode, num_requests) > LONGEST_WAIT_ITERATIONS
 
     def _could_win(self, mode: int, num_requests: int, best: int) -> bool:
+        """If all its drafts were right."""
         most = self._modes[mode].num_steps + 1
         return most / self.costs.seconds(mode, num_requests) > MARGIN * self.rate(best, num_requests)
+
+    def _is_beginning(self, num_requests: int) -> bool:
+        """Mode 0 is being tried, as it were."""
+        return self._iteration <= self._trial_length(num_requests)
 
     def _trial_length(self, num_requests: int) -> int:
         return min(max(-(-TRIAL_ROW_STEPS // num_requests), 2), MOST_TRIAL_ITERATIONS)
 
     def _trial_risk_s(self, mode: int, num_requests: int, best: int) -> float:
-        """Seconds that a trial loses if the mode accepts half as much as expected."""
-        tokens = (1 + self.acceptance.tokens(mode)) / 2
+        """Seconds that a trial loses if it accepts less than expected: half as much where nothing drafts now, else by half its doubt."""
+        lost_share = self.acceptance.doubt(mode) if self._modes[best].num_steps else 1.0
+        tokens = 1 + (self.acceptance.tokens(mode) - 1) * (1 - lost_share / 2)
         lost = self.costs.seconds(mode, num_requests) - tokens / self.rate(best, num_requests)
         return max(lost, 0.0) * self._trial_length(num_requests) + self.costs.catch_up_s
 

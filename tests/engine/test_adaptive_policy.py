@@ -179,7 +179,8 @@ def test_a_chain_tells_of_shorter_and_longer_ones():
     assert acceptance.tokens(2) == pytest.approx(1 + np.minimum(counts, 2).mean(), rel=0.02)
     assert acceptance.tokens(0) < acceptance.tokens(4) < acceptance.tokens(0) + 0.5
     assert acceptance.tokens(5) > acceptance.tokens(0)  # a guess
-    assert (acceptance.evidence(2) > 100, acceptance.evidence(4), acceptance.evidence(5)) == (True, 0.0, 0.0)
+    assert (acceptance.evidence(2) > 100, acceptance.evidence(4)) == (True, 0.0)
+    assert acceptance.doubt(2) == 0.0 < 0.2 < acceptance.doubt(5)
 
 
 def test_what_is_known_stays_while_nothing_is_seen_and_gives_way_quickly():
