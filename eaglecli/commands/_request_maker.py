@@ -30,10 +30,11 @@ class RequestRules:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A request, or the error that its record ends as; plain data. `record` is given where more than the request is needed of it."""
+    """A request, or the error that its record ends as; plain data. `record` is given where further turns will be asked."""
 
     result: Request | RecordError
     record: PromptRecord | None = None
+    stop_strings: tuple[str, ...] = ()
 
 
 @dataclass
@@ -70,7 +71,7 @@ class RequestMaker:
         result = self._prepare(record)
         if isinstance(result, RecordError) or isinstance(record, RecordError):
             return result
-        return self._with_watch(result, record)
+        return self._with_watch(result, self._stop_strings(record))
 
     def prepare_samples(self, record: PromptRecord | RecordError, plan: SamplePlan) -> Iterator[Prepared]:
         """All samples that are left, of one encoded prompt, each to be shown to `take` in the process of the engine."""
@@ -78,17 +79,18 @@ class RequestMaker:
         if isinstance(first, RecordError) or isinstance(record, RecordError):
             yield Prepared(first)
             return
-        needed = record if first.num_follow_ups or self._stop_strings(record) else None
+        asked_again, strings = record if first.num_follow_ups else None, self._stop_strings(record)
         for sample in plan.left(record):
-            yield Prepared(replace(first, sample=sample) if sample else first, needed)
+            yield Prepared(replace(first, sample=sample) if sample else first, asked_again, strings)
 
     def take(self, prepared: Prepared) -> Request | RecordError:
         """What was prepared, perhaps in another process, with all that hangs on it here: its dialogue and its watch."""
-        result, record = prepared.result, prepared.record
-        if record is None or isinstance(result, RecordError):
+        result = prepared.result
+        if isinstance(result, RecordError):
             return result
-        self.dialogues.begin(record, result.sample)
-        return self._with_watch(result, record)
+        if prepared.record is not None:
+            self.dialogues.begin(prepared.record, result.sample)
+        return self._with_watch(result, prepared.stop_strings)
 
     def _prepare(self, record: PromptRecord | RecordError) -> Request | RecordError:
         if isinstance(record, RecordError):
@@ -101,10 +103,10 @@ class RequestMaker:
 
     def _next_turn(self, record: PromptRecord, messages: list[Message], sample: int) -> Request:
         num_asked = sum(message["role"] == "user" for message in messages)
-        return self._with_watch(self._request(record, self.encoder.conversation(messages), sample, num_asked), record)
+        request = self._request(record, self.encoder.conversation(messages), sample, num_asked)
+        return self._with_watch(request, self._stop_strings(record))
 
-    def _with_watch(self, request: Request, record: PromptRecord) -> Request:
-        strings = self._stop_strings(record)
+    def _with_watch(self, request: Request, strings: tuple[str, ...]) -> Request:
         if not strings:
             return request
         return replace(request, make_stop_watch=watch_maker(strings, self.tokenizer.token_bytes, request.sampling.min_new_tokens))
