@@ -22,6 +22,7 @@ from eaglecli.commands._graphs import (
 )
 from eaglecli.commands._open_engine import BuiltEngine, FoundModels, find_device, find_models, out_of_memory
 from eaglecli.config import DEFAULT_CONFIG, GenerateSettings, find_config, read_config, resolve_settings
+from eaglecli.engine.check_tools import Agreement
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.graph_runner import CaptureReport
 from eaglecli.engine.graph_sizes import default_graph_sizes, padding_waste, waste_of_size
@@ -77,7 +78,7 @@ class CaptureFindings:
         return all(check.is_exact and not (self.must_match_unpadded and check.num_padding_differs) for check in self.all_checks)
 
     @property
-    def all_checks(self) -> list[StageCheck | PrefillCheck]:
+    def all_checks(self) -> list[Agreement]:
         """Of iterations and of prefills."""
         return [*self.checks, *self.prefill_checks]
 
@@ -180,14 +181,14 @@ def _check_line(check: StageCheck, waste: float) -> str:
     return f"{check.size:6}{check.num_requests:10}{waste:8.0%}  {_outcome(check)}{check.num_accepted}{_details(check)}"
 
 
-def _outcome(check: StageCheck | PrefillCheck) -> str:
+def _outcome(check: Agreement) -> str:
     graph = "none" if check.graph_differs is None else "differs" if check.graph_differs else "equal"
     poison = "differs" if check.poison_differs else "no effect"
     unpadded = f"{check.num_padding_differs} differ" if check.num_padding_differs else "same text"
     return f"{graph:10}{poison:10}{f'{unpadded}, {check.padding_difference:.1e}':20}"
 
 
-def _details(check: StageCheck | PrefillCheck) -> str:
+def _details(check: Agreement) -> str:
     details = [f"graph: {', '.join(check.graph_differs)}"] if check.graph_differs else []
     details += [f"poison: {', '.join(check.poison_differs)}"] if check.poison_differs else []
     return f"  <- {'; '.join(details)}" if details else ""

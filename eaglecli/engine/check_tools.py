@@ -1,6 +1,7 @@
-"""What the checks of stages share: random rows, snapshots by name, comparison bit for bit."""
+"""What the checks of stages share: what they find, random rows, snapshots by name, comparison bit for bit."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -9,6 +10,22 @@ from eaglecli.engine.row_state import RowState
 from eaglecli.kernels.adjust_logits import AdjustmentTensors
 
 HUGE = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """How the ways to run one random batch agree: names of what differs, in the order of the data flow."""
+
+    graph_differs: tuple[str, ...] | None  # None: this size is not captured
+    poison_differs: tuple[str, ...]
+    num_padding_differs: int  # rows whose text is not that of the unpadded run
+    padding_difference: float  # largest, of what the check looks at
+
+    @property
+    def is_exact(self) -> bool:
+        """Graph and poison changed nothing."""
+        return not self.graph_differs and not self.poison_differs
+
 
 Snapshot = dict[str, torch.Tensor]
 

@@ -24,7 +24,7 @@ from eaglecli.engine.pages import PagePool
 from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.prefill_check import PrefillCheck, PrefillParts, check_prefill
 from eaglecli.engine.prefill_sizes import PrefillSize, most_graph_tokens, prefill_graph_sizes
-from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, status_of
+from eaglecli.engine.readback import Readback, StepRows, emitted_of, ended, host_record, status_of
 from eaglecli.engine.request import Completion, Request, SamplingParams
 from eaglecli.engine.request_limits import RequestLimits
 from eaglecli.engine.row_state import HostHints, allocate_row_state, write_admitted, write_growths
@@ -112,11 +112,7 @@ class Engine:
         self._mode_number = -1
         self._change_mode(0)
         drafter = self._eagle or RootOnlyDrafter(self._state)
-        graph_sizes: tuple[PrefillSize, ...] = ()
-        if settings.graph_sizes and settings.pads_to_graph_sizes:
-            num_parameters = sum(parameter.numel() for parameter in target.layers.parameters())
-            most_tokens = most_graph_tokens(num_parameters, dtype.itemsize, settings.chunked_prefill_size)
-            graph_sizes = prefill_graph_sizes(most_tokens, settings.max_running_requests)
+        graph_sizes = _prefill_sizes(target, settings)
         self._prefill = PrefillStage(target, self._kv_cache, drafter, self._state, settings, graph_sizes, logprob_columns)
         self._prefill_static = StaticTensors(shared | self._prefill.buffers)
         self._prefill_runner = GraphRunner(self._prefill, self._prefill_static)
@@ -198,7 +194,8 @@ class Engine:
             self._static.check()
             for stage in self._runners:
                 stage.run(size, hints)
-            records.append(self._iteration.buffers.run.host_record(len(decoded), hints.any_logprobs))
+            run = self._iteration.buffers.run
+            records.append(host_record(run.record, run.logprobs, len(decoded), hints.any_logprobs))
             self._in_flight[decoded] += 1
             self.counts.num_iterations += 1
             self._mode.num_iterations += 1
@@ -517,6 +514,15 @@ class Engine:
         sequence = self._sequences[row]
         assert sequence is not None, f"row {row} is nobody's"
         return sequence
+
+
+def _prefill_sizes(target: TargetModel, settings: EngineSettings) -> tuple[PrefillSize, ...]:
+    """What prefills are padded to, where batches are padded at all."""
+    if not (settings.graph_sizes and settings.pads_to_graph_sizes):
+        return ()
+    num_parameters = sum(parameter.numel() for parameter in target.layers.parameters())
+    most_tokens = most_graph_tokens(num_parameters, target.dtype.itemsize, settings.chunked_prefill_size)
+    return prefill_graph_sizes(most_tokens, settings.max_running_requests)
 
 
 def _filters(sampling: SamplingParams) -> bool:

@@ -69,7 +69,6 @@ class CaptureError(Exception):
         super().__init__(f"the {stage} graph of {num_requests} requests, {num_tokens} tokens: {reason}")
         self.stage = stage
         self.num_requests = num_requests
-        self.num_tokens = num_tokens
         self.is_out_of_memory = is_out_of_memory
 
 

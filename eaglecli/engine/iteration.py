@@ -20,12 +20,13 @@ from eaglecli.engine.settings import SpeculationSettings
 from eaglecli.engine.staging import to_device
 from eaglecli.engine.verify import CommittedRun, accept_and_commit, verify_tree
 from eaglecli.kernels.build_tree import DraftTree
+from eaglecli.kernels.commit_run import RunOutputs
 from eaglecli.kernels.live_rows import live_rows
 from eaglecli.kernels.simulate_accept import simulate_accept
 from eaglecli.models.target import TargetModel
 
 Drafter = EagleDrafter | RootOnlyDrafter | PausedDrafter
-Record = TypeVar("Record", DraftTree, CommittedRun)
+Record = TypeVar("Record", DraftTree, CommittedRun, RunOutputs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,10 +134,10 @@ class Iteration:
     def _draft(self, size: int, hints: HostHints) -> None:
         buffers = self.buffers
         live_rows(buffers.rows[:size], self._state.finished, buffers.live_rows[:size])
-        self._drafter.grow_tree(self._batch(size, hints), _first(buffers.tree, size))
+        self._drafter.grow_tree(self._batch(size, hints), first_rows(buffers.tree, size))
 
     def _verify(self, size: int, hints: HostHints) -> None:
-        batch, tree, run = self._batch(size, hints), _first(self.buffers.tree, size), _first(self.buffers.run, size)
+        batch, tree, run = self._batch(size, hints), first_rows(self.buffers.tree, size), first_rows(self.buffers.run, size)
         verified = verify_tree(self._target, self._kv_cache, self._state, batch, tree, self._drafter.tap_boundaries, run)
         if self._simulated_accept_length is not None:
             accept_length, num_steps = self._simulated_accept_length, self._speculation.num_steps
@@ -146,13 +147,13 @@ class Iteration:
         accept_and_commit(self._state, batch, tree, verified, run)
 
     def _extend(self, size: int, hints: HostHints) -> None:
-        self._drafter.extend(self._batch(size, hints), _first(self.buffers.run, size))
+        self._drafter.extend(self._batch(size, hints), first_rows(self.buffers.run, size))
 
     def _batch(self, size: int, hints: HostHints) -> Batch:
         return Batch(self.buffers.live_rows[:size], hints)
 
 
-def _first(buffers: Record, size: int) -> Record:
+def first_rows(buffers: Record, size: int) -> Record:
     """The part of the first `size` requests."""
     return type(buffers)(**{field.name: getattr(buffers, field.name)[:size] for field in fields(buffers)})
 

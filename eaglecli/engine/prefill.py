@@ -13,22 +13,24 @@ from collections.abc import Sequence
 import torch
 
 from eaglecli.engine.draft import EagleDrafter, RootOnlyDrafter
+from eaglecli.engine.iteration import first_rows, named_tensors
 from eaglecli.engine.prefill_inputs import PrefillBatch, buffer_len, load_chunks, view_batch
 from eaglecli.engine.prefill_sizes import PrefillSize, exact_size, padded_size, smallest_that_holds
+from eaglecli.engine.readback import host_record
 from eaglecli.engine.row_state import Batch, HostHints, RowState, write_resumed
 from eaglecli.engine.sequence import PrefillChunk
 from eaglecli.engine.settings import EngineSettings
 from eaglecli.engine.token_choice import adjusted_logits, count_output, record_logprobs
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.choose_tokens import choose_tokens
-from eaglecli.kernels.commit_run import RunOutputs, commit_run, empty_outputs
+from eaglecli.kernels.commit_run import commit_run, empty_outputs
 from eaglecli.models.target import TargetModel
 
 Drafter = EagleDrafter | RootOnlyDrafter
 
 
 class PrefillStage:
-    """`run` computes a size from the buffers; `load` fills them and says which size that is."""
+    """`size_of` chunks says how large they run, `load` fills the buffers with them, `run` computes that much of the buffers."""
 
     name = "prefill"
 
@@ -57,9 +59,8 @@ class PrefillStage:
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
         """Tensors that graphs rely on, by name."""
-        return {"the prefill's inputs": self._inputs, "its log-probabilities": self._logprobs} | {
-            f"its {name}": tensor for name, tensor in vars(self._outputs).items()
-        }
+        own = {"the prefill's inputs": self._inputs, "the prefill's log-probabilities": self._logprobs}
+        return own | named_tensors("the prefill's outputs", self._outputs)
 
     def extent(self, size: PrefillSize) -> tuple[int, int]:
         """Requests and tokens of a size."""
@@ -98,8 +99,7 @@ class PrefillStage:
 
     def host_record(self, num_choosing: int, with_logprobs: bool) -> torch.Tensor:
         """int32 [num_choosing, run_width + 3], after the log-probabilities if wanted: see `readback.StepResult`."""
-        record = self._outputs.record[:num_choosing]
-        return torch.cat([self._logprobs[:num_choosing], record], dim=1) if with_logprobs else record
+        return host_record(self._outputs.record, self._logprobs, num_choosing, with_logprobs)
 
     def _attention(self, packed: PrefillBatch, size: PrefillSize, hints: HostHints) -> AttentionInputs:
         state = self._state
@@ -122,7 +122,7 @@ class PrefillStage:
         logits = self._target.logits(hidden)
         scores = adjusted_logits(state, batch, logits, num_known, None)
         token = choose_tokens(scores, state.sampling(batch, 1), num_known)
-        outputs = RunOutputs(**{name: tensor[:count] for name, tensor in vars(self._outputs).items()})
+        outputs = first_rows(self._outputs, count)
         commit_run(state.progress, batch.rows, num_known - 1, token[:, None], None, None, outputs)
         count_output(state, batch, outputs.record)
         record_logprobs(state, batch, logits, outputs, self._logprobs[:count])

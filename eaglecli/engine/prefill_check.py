@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from eaglecli.engine.check_tools import Snapshot, differing, restore, spoil, write_random_rows
+from eaglecli.engine.check_tools import Agreement, Snapshot, differing, restore, spoil, write_random_rows
 from eaglecli.engine.graph_runner import GraphRunner
 from eaglecli.engine.iteration import named_tensors
 from eaglecli.engine.prefill import PrefillStage
@@ -41,23 +41,14 @@ class PrefillParts:
     hints: HostHints  # those the graphs were captured for
 
 
-@dataclass(frozen=True)
-class PrefillCheck:
-    """How the ways agree for one batch of chunks: names of what differs."""
+@dataclass(frozen=True, kw_only=True)
+class PrefillCheck(Agreement):
+    """Of one batch of chunks. Padding is looked for in the first tokens and in the target's cache."""
 
     num_rows: int
     num_tokens: int
     size_rows: int  # rows run, padding included
     size_tokens: int
-    graph_differs: tuple[str, ...] | None  # None: this size is not captured
-    poison_differs: tuple[str, ...]
-    num_padding_differs: int  # first tokens that are not those of the unpadded run
-    padding_difference: float  # largest, of the target's cache
-
-    @property
-    def is_exact(self) -> bool:
-        """Graph and poison changed nothing."""
-        return not self.graph_differs and not self.poison_differs
 
 
 @dataclass(frozen=True, eq=False)

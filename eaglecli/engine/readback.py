@@ -85,6 +85,11 @@ class Readback:
         return StepResult(rows, record[:, -self._record_width :], record[:, : -self._record_width])
 
 
+def host_record(record: torch.Tensor, logprobs: torch.Tensor, num_rows: int, with_logprobs: bool) -> torch.Tensor:
+    """int32 [num_rows, ...]: the first rows of a record as the host reads them, in one piece, after their log-probabilities if wanted."""
+    return torch.cat([logprobs[:num_rows], record[:num_rows]], dim=1) if with_logprobs else record[:num_rows]
+
+
 def status_of(record: np.ndarray) -> np.ndarray:
     """int32 [B]: the status column of a record."""
     return record[:, -1]

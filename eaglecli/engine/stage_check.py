@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from eaglecli.engine.check_tools import HUGE, Snapshot, differing, restore, spoil, write_random_rows
+from eaglecli.engine.check_tools import HUGE, Agreement, Snapshot, differing, restore, spoil, write_random_rows
 from eaglecli.engine.graph_runner import GraphRunner
 from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.row_state import HostHints, RowState
@@ -45,22 +45,13 @@ class CheckedParts:
     hints: HostHints  # those the graphs were captured for
 
 
-@dataclass(frozen=True)
-class StageCheck:
-    """How the ways agree for one batch: names of what differs, in the order of the data flow."""
+@dataclass(frozen=True, kw_only=True)
+class StageCheck(Agreement):
+    """Of one batch. Padding is looked for in the texts and in the first iteration's features at the roots."""
 
     num_requests: int
     size: int  # rows run, padding included
-    graph_differs: tuple[str, ...] | None  # None: this size is not captured
-    poison_differs: tuple[str, ...]
-    num_padding_differs: int  # rows whose text is not that of the unpadded run
-    padding_difference: float  # largest, of the first iteration's features at the roots
     num_accepted: int  # drafts, in both iterations: a check in which none is accepted proves little
-
-    @property
-    def is_exact(self) -> bool:
-        """Graph and poison changed nothing."""
-        return not self.graph_differs and not self.poison_differs
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,11 +35,6 @@ class CommittedRun:
     record: torch.Tensor  # int32 [B, S + 4], see `commit_run.RunOutputs`
     logprobs: torch.Tensor  # int32 [B, (S + 1) * columns], see `token_logprobs`; no columns unless the engine gives log-probabilities
 
-    def host_record(self, num_requests: int, with_logprobs: bool) -> torch.Tensor:
-        """int32 [num_requests, ...]: what the host reads of the first requests, in one piece; see `readback.StepResult`."""
-        record = self.record[:num_requests]
-        return torch.cat([self.logprobs[:num_requests], record], dim=1) if with_logprobs else record
-
 
 def verify_tree(
     target: TargetModel,
