@@ -100,13 +100,14 @@ def describe_graphs(reports: Sequence[CaptureReport], elapsed_s: float, lacks_pr
     """What was captured, in one sentence, sizes in requests and in tokens."""
     stages = list(dict.fromkeys(report.stage for report in reports))
     sizes = sorted({report.num_requests for report in reports if report.stage != PrefillStage.name})
+    lengths = sorted({report.max_length for report in reports})
     tokens = {stage: sorted({report.num_tokens for report in reports if report.stage == stage}) for stage in stages}
     shown = ", ".join(f"{stage} {' '.join(map(str, tokens[stage]))}" for stage in stages)
     warmup_s = sum(report.warmup_s for report in reports)
     mib = sum(report.num_bytes for report in reports) / MIB
     lacking = "; no memory is left for graphs of prefills, which run eagerly" if lacks_prefills else ""
     return (
-        f"{len(reports)} CUDA graphs at {' '.join(map(str, sizes))} requests (tokens: {shown}) "
+        f"{len(reports)} CUDA graphs at {' '.join(map(str, sizes))} requests (tokens: {shown}), rows up to {' '.join(map(str, lengths))}, "
         f"in {elapsed_s:.1f} s, {warmup_s:.1f} s of it first runs and compilation; {mib:.0f} MiB{lacking}"
     )
 

@@ -137,11 +137,11 @@ def _introduce(built: BuiltEngine, console: Console) -> None:
 
 
 def _capture(findings: CaptureFindings, settings: GenerateSettings, console: Console) -> None:
-    console.note(f"{'stage':16}{'requests':>10}{'tokens':>8}{'first run s':>13}{'capture s':>11}{'MiB':>8}")
+    console.note(f"{'stage':16}{'requests':>10}{'tokens':>8}{'length':>8}{'first run s':>13}{'capture s':>11}{'MiB':>8}")
 
     def show(report: CaptureReport) -> None:
         console.note(
-            f"{report.stage:16}{report.num_requests:10}{report.num_tokens:8}{report.warmup_s:13.2f}{report.capture_s:11.3f}"
+            f"{report.stage:16}{report.num_requests:10}{report.num_tokens:8}{report.max_length:8}{report.warmup_s:13.2f}{report.capture_s:11.3f}"
             f"{report.num_bytes / MIB:8.0f}"
         )
 

@@ -230,8 +230,9 @@ class Engine:
 
     def capture(self) -> Iterator[CaptureReport]:
         """Capture all stages at all graph sizes; yields a report as each is done. Only when `can_capture` and idle. Raises CaptureError."""
-        prefill = CapturePlan(self._prefill.load_padding, [self._prefill_runner], self._prefill.graph_sizes)
-        return capture_all([capture_plans(self._modes, self.settings.graph_sizes), [prefill]], self.widest_hints)
+        lengths = (self.settings.context_length,)
+        prefill = CapturePlan(self._prefill.load_padding, [self._prefill_runner], self._prefill.graph_sizes, lengths)
+        return capture_all([capture_plans(self._modes, self.settings), [prefill]], self.widest_hints)
 
     def run_prefills_eagerly(self) -> None:
         """Drop the graphs of prefills, which pad and take memory: without them prefills run just as well, only launched one by one."""
@@ -246,7 +247,7 @@ class Engine:
     def find_capturable_size(self, below: int) -> int | None:
         """The largest graph size under `below` that the memory is enough for, all graphs dropped; None when there is none."""
         sizes = [size for size in self.settings.graph_sizes if size < below]
-        return find_capturable_size(capture_plans(self._modes, self.settings.graph_sizes), sizes, self.widest_hints)
+        return find_capturable_size(capture_plans(self._modes, self.settings), sizes, self.widest_hints)
 
     @torch.inference_mode()
     def measure_costs(self, budget_s: float = 2.0) -> dict[tuple[int, int], float]:
@@ -255,15 +256,17 @@ class Engine:
             self._backlog.warm_up(self._eagle.catch_up, self.settings.chunked_prefill_size, self.widest_hints)
         sizes, most = self.settings.graph_sizes, self.settings.max_running_requests
         length = self._state.lengths[self._state.dummy_row]
-        length.fill_(min(self.settings.context_length // 4, MEASURED_CONTEXT))  # whose slots are all the dummy slot
+        measured_length = min(self.settings.context_length // 4, MEASURED_CONTEXT)
+        length.fill_(measured_length)  # whose slots are all the dummy slot
+        hints = replace(self.widest_hints, max_length=measured_length)
         try:
-            return measure_costs(self._modes, sizes if self.settings.pads_to_graph_sizes else (), most, self.widest_hints, budget_s)
+            return measure_costs(self._modes, sizes if self.settings.pads_to_graph_sizes else (), most, hints, budget_s)
         finally:
             length.zero_()
 
     @property
     def widest_hints(self) -> HostHints:
-        """Bounds that hold for every batch: what graphs are made for."""
+        """Bounds that hold for every batch: what graphs are made for, but for shorter rows some."""
         gives_logprobs = self.settings.max_logprobs is not None
         return HostHints(self.settings.context_length, True, True, self.settings.adjusts_logits, gives_logprobs)
 

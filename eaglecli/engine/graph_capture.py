@@ -1,4 +1,4 @@
-"""Capturing all stages at all sizes: largest first, one pool of memory, which the smaller sizes then fit into."""
+"""Capturing all stages at all sizes and lengths: largest first, one pool of memory, which the smaller ones then fit into."""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -13,18 +13,19 @@ from eaglecli.engine.row_state import HostHints
 
 @dataclass(frozen=True, eq=False)
 class CapturePlan:
-    """Stages that read the same inputs, and the sizes to capture them at."""
+    """Stages that read the same inputs, the sizes to capture them at, and for which bounds of the rows' lengths."""
 
     load_padding: Callable[[Any], None]  # fills the inputs of a size with nothing but padding
     runners: Sequence[GraphRunner]
     sizes: Sequence[Any]
+    max_lengths: Sequence[int]  # tokens; the largest holds for every batch
 
 
 def capture_all(groups: Sequence[Sequence[CapturePlan]], hints: HostHints) -> Iterator[CaptureReport]:
     """Capture every runner at every size; yields a report as each is done. Raises CaptureError.
 
     Plans of one group have sizes of one kind and are captured together. Runs on dummy rows: no request may be running.
-    `hints` must hold for every batch to come. CUDA only.
+    `hints` must hold for every batch to come, but for the length, which the plans say. CUDA only.
     """
     gc.collect()
     pool = torch.cuda.graph_pool_handle()
@@ -34,7 +35,11 @@ def capture_all(groups: Sequence[Sequence[CapturePlan]], hints: HostHints) -> It
                 if size in plan.sizes:
                     with torch.inference_mode():
                         plan.load_padding(size)
-                        reports = [runner.capture(size, hints, pool) for runner in plan.runners]
+                        reports = [
+                            runner.capture(size, replace(hints, max_length=length), pool)
+                            for length in sorted(plan.max_lengths, reverse=True)
+                            for runner in plan.runners
+                        ]
                     yield from reports
 
 

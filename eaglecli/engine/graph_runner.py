@@ -1,7 +1,8 @@
-"""Captured CUDA graphs of one stage, one a size; where nothing is captured the same padded stage runs eagerly.
+"""Captured CUDA graphs of one stage by size and length; where nothing is captured the same padded stage runs eagerly.
 
 `GraphRunner` serves all stages. Sizes of an iteration count requests, those of a prefill are `PrefillSize`. A batch runs at the smallest
-captured size that holds it; above the largest it runs at its own size, eagerly, and is counted.
+captured size that holds it; above the largest it runs at its own size, eagerly, and is counted. A size may be captured for several bounds
+of its rows' lengths, since launches are shaped by the bound: the lowest one that holds is replayed.
 """
 
 import gc
@@ -57,6 +58,7 @@ class CaptureReport:
     stage: str
     num_requests: int
     num_tokens: int
+    max_length: int  # tokens: it serves batches of which no row has more
     warmup_s: float  # first eager run, kernels compiled in it
     capture_s: float
     num_bytes: int  # device memory reserved by the capture, beyond what the pool already had
@@ -116,17 +118,26 @@ class GraphRunner(Generic[Size]):
         self.num_eager_runs = 0
         self.clock: StageClock | None = None  # measures every run while there is one
         self._static = static
-        self._graphs: dict[Size, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[Size, list[tuple[int, torch.cuda.CUDAGraph]]] = {}  # by size: (longest row, graph), ascending
 
     @property
     def captured_sizes(self) -> tuple[Size, ...]:
         """Ascending."""
         return tuple(sorted(self._graphs))
 
-    def capture(self, size: Size, hints: HostHints, pool: GraphPool) -> CaptureReport:
-        """Capture one size. Runs the stage once eagerly first, so that every kernel variant is compiled before.
+    def captured_lengths(self, size: Size) -> tuple[int, ...]:
+        """Bounds of the rows' lengths that this size is captured for, ascending."""
+        return tuple(length for length, _ in self._graphs.get(size, ()))
 
-        Raises CaptureError, whatever went wrong.
+    def add_graph(self, size: Size, max_length: int, graph: torch.cuda.CUDAGraph) -> None:
+        """Replay `graph` for batches of this size of which no row has more than `max_length` tokens, nor so few that another holds them."""
+        others = [pair for pair in self._graphs.get(size, ()) if pair[0] != max_length]
+        self._graphs[size] = sorted([*others, (max_length, graph)], key=lambda pair: pair[0])
+
+    def capture(self, size: Size, hints: HostHints, pool: GraphPool) -> CaptureReport:
+        """Capture one size for rows of up to `hints.max_length` tokens.
+
+        Runs the stage once eagerly first, so that every kernel variant is compiled before. Raises CaptureError, whatever went wrong.
         """
         try:
             return self._capture(size, hints, pool)
@@ -148,17 +159,18 @@ class GraphRunner(Generic[Size]):
         with model_capture_mode(graph, pool):
             self.stage.run(size, hints)
         torch.cuda.synchronize()
-        self._graphs[size] = graph
+        self.add_graph(size, hints.max_length, graph)
         self._static.freeze()
         num_bytes = torch.cuda.memory_reserved() - reserved
-        return CaptureReport(self.stage.name, *self.stage.extent(size), warmed - started, perf_counter() - warmed, num_bytes)
+        capture_s = perf_counter() - warmed
+        return CaptureReport(self.stage.name, *self.stage.extent(size), hints.max_length, warmed - started, capture_s, num_bytes)
 
     def drop_graphs(self) -> None:
         """Forget all graphs; their memory goes back to the pool."""
         self._graphs.clear()
 
     def run(self, size: Size, hints: HostHints) -> None:
-        """Run that size of the buffers: by graph when it is captured, else eagerly."""
+        """Run that size of the buffers: by graph when one is captured that holds such rows, else eagerly."""
         with self.clock.span(self.stage.name) if self.clock is not None else nullcontext():
             was_graph = self.run_uncounted(size, hints)
         if was_graph:
@@ -168,7 +180,7 @@ class GraphRunner(Generic[Size]):
 
     def run_uncounted(self, size: Size, hints: HostHints) -> bool:
         """The same without a trace in the counts; whether it was a graph."""
-        graph = self._graphs.get(size)
+        graph = next((graph for length, graph in self._graphs.get(size, ()) if length >= hints.max_length), None)
         if graph is None:
             self.stage.run(size, hints)
         else:

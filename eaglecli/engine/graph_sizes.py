@@ -1,4 +1,5 @@
 """Which batch sizes have a graph, in requests: the default list, what of a list can be reached, and what padding to it costs.
+And for which lengths of their rows, in tokens.
 
 Pure arithmetic, no tensors.
 """
@@ -8,6 +9,8 @@ from collections.abc import Sequence
 # dense where a step is short and waste weighs most; one more request costs little where batches are large
 _DENSE_SIZES = (1, 2, 4, 8, 16, 24, 32)
 _STEPS = ((128, 16), (256, 32), (1024, 64))  # (up to, distance)
+# how attention splits the keys of rows is shaped by the bound of their lengths: see `kernels.attention.choose_splits`
+_SHORT_LENGTHS = (512, 2048)
 
 
 def default_graph_sizes(max_requests: int) -> tuple[int, ...]:
@@ -18,6 +21,11 @@ def default_graph_sizes(max_requests: int) -> tuple[int, ...]:
             size += distance
             sizes.append(size)
     return (*(size for size in sizes if size < max_requests), max_requests)
+
+
+def graph_lengths(context_length: int) -> tuple[int, ...]:
+    """Bounds of the rows' lengths that every size is captured for, in tokens, ascending; the last is the longest context."""
+    return (*(length for length in _SHORT_LENGTHS if 2 * length <= context_length), context_length)
 
 
 def reachable_sizes(sizes: Sequence[int], max_requests: int) -> tuple[int, ...]:

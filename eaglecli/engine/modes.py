@@ -14,7 +14,7 @@ from eaglecli.engine.backlog import Backlog
 from eaglecli.engine.draft import EagleDrafter, PausedDrafter, RootOnlyDrafter
 from eaglecli.engine.graph_capture import CapturePlan
 from eaglecli.engine.graph_runner import GraphRunner, StaticTensors
-from eaglecli.engine.graph_sizes import reachable_sizes
+from eaglecli.engine.graph_sizes import graph_lengths, reachable_sizes
 from eaglecli.engine.iteration import Drafter, Iteration, IterationBuffers, allocate_buffers, named_tensors
 from eaglecli.engine.row_state import RowState, pauses
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
@@ -96,9 +96,13 @@ def eagle_drafter(modes: Sequence[Mode]) -> EagleDrafter | None:
     return next((mode.drafter for mode in modes if isinstance(mode.drafter, EagleDrafter)), None)
 
 
-def capture_plans(modes: Sequence[Mode], sizes: Sequence[int]) -> list[CapturePlan]:
-    """Every mode at the graph sizes that its batches are padded to."""
-    return [CapturePlan(mode.iteration.load_padding, mode.runners, reachable_sizes(sizes, mode.max_requests)) for mode in modes]
+def capture_plans(modes: Sequence[Mode], settings: EngineSettings) -> list[CapturePlan]:
+    """Every mode at the graph sizes that its batches are padded to, for short rows and for any."""
+    lengths = graph_lengths(settings.context_length)
+    return [
+        CapturePlan(mode.iteration.load_padding, mode.runners, reachable_sizes(settings.graph_sizes, mode.max_requests), lengths)
+        for mode in modes
+    ]
 
 
 def describe_modes(modes: Sequence[Mode], policy: SpeculationPolicy) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Does an iteration compute the same by graph, padded, and beside poison? One batch of random rows, run in all these ways.
 
     reference   the padded stages, eagerly
-    graph       the captured graphs: every buffer, row and cache slot of the batch equal, bit for bit
+    graph       the captured graphs, those for short rows too: every buffer, row and cache slot of the batch equal, bit for bit
     poison      NaN in every cache slot that holds no known token, in rows and buffers nobody has NaN and huge numbers, and
                 unused columns of the slot table naming poisoned slots: equal to the reference bit for bit, poison untouched
     unpadded    the same rows at their own batch size: the same text in float32, as far as both have come (the draft may have decided
@@ -25,6 +25,8 @@ from eaglecli.engine.graph_runner import GraphRunner
 from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.row_state import HostHints, RowState
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
+
+Stages = Sequence[Callable[[int, HostHints], None]]
 
 _NUM_ITERATIONS = 2
 _MAX_CACHE_SLOTS = 2048  # of all rows together, if that gives each of them enough: what is copied and compared stays small
@@ -92,21 +94,19 @@ class _Check:
         self.eager = [runner.stage.run for runner in parts.runners]
         self.is_captured = all(size in runner.captured_sizes for runner in parts.runners)
         self.batch = _deal_rows(parts, num_requests, seed)
-        max_length = int(parts.state.limits[torch.from_numpy(self.batch.rows)].max())
-        self.hints = parts.hints if self.is_captured else replace(parts.hints, max_length=max_length)
+        self.max_length = int(parts.state.limits[torch.from_numpy(self.batch.rows)].max())
+        self.hints = parts.hints if self.is_captured else replace(parts.hints, max_length=self.max_length)
         self.start = self._snapshot_all()
         self._deal_first_drafts()
 
     def run(self) -> StageCheck:
         """Run them all, keeping no more copies than two are compared."""
-        reference = self._run(self.eager, self.size)
-        stages, graph_differs = self.eager, None
-        if self.is_captured:
-            stages = [runner.run for runner in self.parts.runners]
-            graph_differs = differing(reference.tensors, self._run(stages, self.size).tensors)
-        poison_differs = differing(self._known(reference), self._known(self._run(stages, self.size, self._poison)))
+        stages = [runner.run for runner in self.parts.runners] if self.is_captured else self.eager
+        graph_differs = self._compare_graphs(stages) if self.is_captured else None
+        reference = self._run(self.eager, self.size, self.hints)
+        poison_differs = differing(self._known(reference), self._known(self._run(stages, self.size, self.hints, self._poison)))
         poison_differs += self._find_touched_poison()
-        unpadded = self._run(self.eager, len(self.batch.rows))
+        unpadded = self._run(self.eager, len(self.batch.rows), self.hints)
         return StageCheck(
             num_requests=len(self.batch.rows),
             size=self.size,
@@ -117,7 +117,18 @@ class _Check:
             num_accepted=int(sum(record[record[:, -2] > 0, -3].sum() for record in reference.records)),
         )
 
-    def _run(self, stages: Sequence[Callable[[int, HostHints], None]], size: int, spoil: Callable[[], None] | None = None) -> Outcome:
+    def _compare_graphs(self, graphs: Stages) -> tuple[str, ...]:
+        """What differs between the graphs and the stages run eagerly, for every bound of lengths that the rows keep to."""
+        found = []
+        for length in self.parts.runners[0].captured_lengths(self.size):
+            if length >= self.max_length:
+                hints = replace(self.hints, max_length=length)
+                expected = self._run(self.eager, self.size, hints)
+                names = differing(expected.tensors, self._run(graphs, self.size, hints).tensors)
+                found += [f"{name} of rows up to {length} tokens" if length < self.hints.max_length else name for name in names]
+        return tuple(found)
+
+    def _run(self, stages: Stages, size: int, hints: HostHints, spoil: Callable[[], None] | None = None) -> Outcome:
         """All iterations from the start."""
         self._restore_all()
         self.parts.iteration.load_rows(self.batch.rows, size)
@@ -127,7 +138,7 @@ class _Check:
         records, root_features = [], []
         for _ in range(_NUM_ITERATIONS):
             for stage in stages:
-                stage(size, self.hints)
+                stage(size, hints)
             records.append(run.record[:count].cpu().numpy().copy())
             root_features.append(run.features[:count, 0].clone())
         return Outcome(self._copy_batch(), records, root_features[0])

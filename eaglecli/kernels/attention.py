@@ -304,7 +304,7 @@ def choose_splits(num_programs: int, max_keys: int, tile: AttentionTile) -> tupl
     if tile.num_stages > _MOST_SPLIT_STAGES:  # long rows are walked quickly, and room for splits that end at once is scarce
         return 1, 0
     most_programs = _MOST_PROGRAMS if tile.block_queries > 16 else _MOST_SMALL_PROGRAMS
-    num_splits = min(triton.cdiv(max_keys, _LONG_SPLIT_KEYS), most_programs // num_programs, _MAX_LONG_SPLITS)
+    num_splits = min(max_keys // _LONG_SPLIT_KEYS, most_programs // num_programs, _MAX_LONG_SPLITS)
     if num_splits <= 1:
         return 1, 0
     return num_splits, _LONG_SPLIT_KEYS if num_splits > 3 else 2 * _LONG_SPLIT_KEYS

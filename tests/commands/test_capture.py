@@ -209,7 +209,7 @@ def test_values_after_the_option_belong_to_it_up_to_the_next_option():
 
 def fake_engine(is_out_of_memory: bool, fitting_size: int | None):
     def capture():
-        yield CaptureReport("draft", 8, 8, 0.1, 0.1, 1 << 20)
+        yield CaptureReport("draft", 8, 8, 128, 0.1, 0.1, 1 << 20)
         raise CaptureError("verify", 8, 32, is_out_of_memory, "no luck")
 
     return SimpleNamespace(capture=capture, find_capturable_size=lambda below: fitting_size if below == 8 else -1)
@@ -237,11 +237,11 @@ def test_a_capture_that_fails_names_a_flag_and_a_value_that_would_do(is_out_of_m
 
 def test_where_memory_is_short_for_graphs_of_prefills_alone_these_run_eagerly(pair, monkeypatch):
     """B28."""
-    kept = CaptureReport("draft", 8, 8, 0.1, 0.1, 1 << 20)
+    kept = CaptureReport("draft", 8, 8, 128, 0.1, 0.1, 1 << 20)
 
     def capture(engine):
         yield kept
-        yield CaptureReport("prefill", 8, 512, 0.1, 0.1, 1 << 20)
+        yield CaptureReport("prefill", 8, 512, 128, 0.1, 0.1, 1 << 20)
         raise CaptureError("prefill", 8, 384, True, "no luck")
 
     settings = resolve_settings(

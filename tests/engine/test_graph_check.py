@@ -62,11 +62,29 @@ def test_a_graph_that_computes_something_else_is_found_by_name(twin: LoadedPair)
             extend.stage.run(4, engine.widest_hints)
             engine._state.draft_hidden[engine._iteration.buffers.rows[0]] += 1e-3
 
-    extend._graphs[4] = Stale()
+    extend.add_graph(4, engine.settings.context_length, Stale())
     check = engine.check_stages(3, seed=1)
     assert "state.draft_hidden" in check.graph_differs
     assert not check.is_exact
     assert engine.check_stages(2, seed=1).is_exact
+
+
+def test_a_wrong_graph_for_short_rows_is_found_where_rows_are_short(twin: LoadedPair):
+    engine = checked_engine(twin, context_length=640)
+    play_graphs(engine, SIZES, (300,))
+    assert engine.check_stages(3, seed=1).graph_differs == ()
+    verify = engine._runners[1]
+
+    class Stale:
+        def replay(self):
+            verify.stage.run(4, engine.widest_hints)
+            engine._iteration.buffers.run.record[:1] += 1
+
+    verify.add_graph(4, 300, Stale())
+    assert "run.record of rows up to 300 tokens" in engine.check_stages(3, seed=1).graph_differs
+    verify.add_graph(4, 2, Stale())
+    verify._graphs[4] = [pair for pair in verify._graphs[4] if pair[0] != 300]
+    assert engine.check_stages(3, seed=1).graph_differs == ()  # longer rows never meet it
 
 
 def test_a_stage_that_reads_an_unowned_slot_is_found(twin: LoadedPair):

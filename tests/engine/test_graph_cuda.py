@@ -8,6 +8,7 @@ import torch
 
 from eaglecli.engine.attention_backend import TORCH
 from eaglecli.engine.engine import Engine
+from eaglecli.engine.graph_sizes import graph_lengths
 from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SchedulingSettings, SpeculationSettings
 from eaglecli.engine.speculation_policy import ScriptedPolicy
 from eaglecli.models.draft_loader import load_draft
@@ -22,13 +23,25 @@ SIZES = (1, 2, 4, 8, 16)
 TRIPLES: list[Triple | None] = [None, (4, 1, 5), (3, 2, 7), (5, 4, 16)]
 
 
+class NotedGraph:
+    """A graph that notes for which rows it is replayed."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, max_length: int, replayed: list[int]) -> None:
+        self.graph, self.max_length, self.replayed = graph, max_length, replayed
+
+    def replay(self) -> None:
+        self.replayed.append(self.max_length)
+        self.graph.replay()
+
+
 def captured_engine(pair: LoadedPair, triple: Triple | None, **settings: object) -> Engine:
     engine = make_engine(pair.target, pair.draft, triple, graph_sizes=SIZES, **{"max_running_requests": 17, **settings})
     reports = list(engine.capture())
     prefills = [report.num_tokens for report in reports if report.stage == "prefill"]
     assert prefills == [size.num_tokens for size in sorted(engine.prefill_sizes, reverse=True)]
     reports = [report for report in reports if report.stage != "prefill"]
-    assert [report.num_requests for report in reports[:: len(engine._runners)]] == sorted(SIZES, reverse=True)
+    num_a_size = len(engine._runners) * len(graph_lengths(engine.settings.context_length))
+    assert [report.num_requests for report in reports[::num_a_size]] == sorted(SIZES, reverse=True)
     assert all(
         report.num_tokens == report.num_requests * engine._runners[0].stage.tokens_per_request
         for report in reports
@@ -42,13 +55,13 @@ def captured_engine(pair: LoadedPair, triple: Triple | None, **settings: object)
 def test_graphs_equal_the_padded_stages_at_every_batch_size_with_poison(
     twin: LoadedPair, triple: Triple | None, dtype: torch.dtype
 ) -> None:
-    """B25: shrinking, then growing."""
-    target = load_target(twin.target.path, dtype, DEVICE, 256)
-    draft = load_draft(draft_dir(twin), target, dtype, DEVICE, 256) if triple else None
+    """B25: shrinking, then growing; graphs for short rows and for any."""
+    target = load_target(twin.target.path, dtype, DEVICE, 1024)
+    draft = load_draft(draft_dir(twin), target, dtype, DEVICE, 1024) if triple else None
     speculation = SpeculationSettings(*triple) if triple else PLAIN
-    settings = EngineSettings(256, 16384, max_running_requests=17, graph_sizes=SIZES, speculation=speculation)
+    settings = EngineSettings(1024, 16384, max_running_requests=17, graph_sizes=SIZES, speculation=speculation)
     engine = Engine(target.model, draft.model if draft else None, settings)
-    list(engine.capture())
+    assert {report.max_length for report in engine.capture()} == {512, 1024}
     for count in [*range(17, 0, -1), *range(2, 18)]:
         check = engine.check_stages(count, seed=count)
         assert check.graph_differs == (() if count <= 16 else None), check
@@ -85,6 +98,23 @@ def test_float32_text_with_graphs_is_the_oracles(pair: LoadedPair, triple: Tripl
     expected = sum(count for size, count in by_requests.items() if size <= 16) / summary["num_iterations"]
     assert summary["graph_hit_rate"] == pytest.approx(expected)
     assert summary["stages"]["prefill"]["eager_runs"] == 0 < summary["stages"]["prefill"]["graph_runs"]
+
+
+@pytest.mark.parametrize("triple", [None, (3, 2, 7)], ids=str)
+def test_rows_that_outgrow_the_graphs_for_short_rows_keep_their_text(twin: LoadedPair, triple: Triple | None) -> None:
+    requests = [
+        replace(request, prompt_ids=np.resize(request.prompt_ids, 470 + 4 * index))
+        for index, request in enumerate(mixed_requests(12, seed=4, max_cap=60))
+    ]
+    expected = texts(run(make_engine(twin.target, twin.draft, triple, context_length=1024, max_running_requests=17), requests))
+    engine = captured_engine(twin, triple, context_length=1024)
+    replayed: list[int] = []
+    for runner in engine._runners:
+        for size in SIZES:
+            for length, graph in runner._graphs[size]:
+                runner.add_graph(size, length, NotedGraph(graph, length, replayed))  # type: ignore[arg-type]
+    assert texts(run(engine, requests)) == expected
+    assert {*replayed} == {512, 1024}
 
 
 @pytest.mark.parametrize("triple", [None, (4, 1, 5)], ids=str)

@@ -1,5 +1,7 @@
 """The runner of a stage: which batch meets a graph, what is counted, and what a replay refuses. No GPU: graphs are played by a stand-in."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -23,24 +25,57 @@ class PlayedGraph:
         self.runner.stage.run(self.size, self.hints)
 
 
-def play_graphs(engine: Engine, sizes: tuple[int, ...]) -> None:
+def play_graphs(engine: Engine, sizes: tuple[int, ...], short_lengths: tuple[int, ...] = ()) -> None:
+    def play(runner: GraphRunner, size: object, length: int) -> None:
+        runner.add_graph(size, length, PlayedGraph(runner, size, dataclasses.replace(engine.widest_hints, max_length=length)))
+
     for runner in engine._runners:
         for size in sizes:
-            runner._graphs[size] = PlayedGraph(runner, size, engine.widest_hints)
+            for length in (engine.settings.context_length, *short_lengths):
+                play(runner, size, length)
     engine._static.freeze()
     for prefill_size in engine.prefill_sizes:
-        engine._prefill_runner._graphs[prefill_size] = PlayedGraph(engine._prefill_runner, prefill_size, engine.widest_hints)
+        play(engine._prefill_runner, prefill_size, engine.settings.context_length)
     engine._prefill_static.freeze()
 
 
 def test_only_captured_sizes_run_by_graph_and_both_kinds_are_counted():
     ran = []
     runner = GraphRunner(Stage("draft", 1, lambda size, hints: ran.append((size, hints))), StaticTensors({}))
-    runner._graphs[4] = PlayedGraph(runner, 4, HINTS)
+    runner.add_graph(4, HINTS.max_length, PlayedGraph(runner, 4, HINTS))
     for size in (4, 3, 4, 5):
         runner.run(size, HINTS)
     assert (runner.num_graph_runs, runner.num_eager_runs, runner.captured_sizes) == (2, 2, (4,))
     assert [size for size, _ in ran] == [4, 3, 4, 5]
+
+
+def test_a_batch_meets_the_graph_of_the_lowest_bound_that_holds_its_rows():
+    played = []
+    runner = GraphRunner(Stage("draft", 1, lambda size, hints: played.append(hints.max_length)), StaticTensors({}))
+    for length in (64, 16):
+        runner.add_graph(4, length, PlayedGraph(runner, 4, dataclasses.replace(HINTS, max_length=length)))
+    for length in (1, 16, 17, 64, 65):
+        runner.run(4, dataclasses.replace(HINTS, max_length=length))
+    assert played == [16, 16, 64, 64, 65]  # the last one eagerly
+    assert runner.captured_lengths(4) == (16, 64) and runner.captured_lengths(5) == ()
+    assert runner.num_graph_runs == 4
+
+
+@pytest.mark.parametrize("triple", [None, (3, 2, 7)], ids=str)
+def test_graphs_for_short_rows_leave_out_no_key(twin: LoadedPair, triple):
+    """They look at no more columns than their bound: a row that had grown past it would change its text. Rows of up to 32 tokens."""
+    requests = mixed_requests(12, seed=3, max_prompt=20, max_cap=12)
+    expected = outcomes(run(make_engine(twin.target, twin.draft, triple), requests))
+    engine = make_engine(twin.target, twin.draft, triple, graph_sizes=(1, 2), context_length=128, max_running_requests=2)
+    bounds = (4, 8, 12, 16, 20, 24, 28)
+    play_graphs(engine, (1, 2), bounds)
+    ran = []
+    for runner in engine._runners:
+        for graphs in runner._graphs.values():
+            for length, graph in graphs:
+                graph.replay = lambda replay=graph.replay, length=length: (ran.append(length), replay())
+    assert outcomes(run(engine, requests)) == expected
+    assert len({*ran} & {*bounds}) > 3
 
 
 @pytest.mark.parametrize("triple", [None, (3, 2, 7)], ids=str)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eaglecli.engine.graph_sizes import default_graph_sizes, padded_size, padding_waste, reachable_sizes, waste_of_size
+from eaglecli.engine.graph_sizes import default_graph_sizes, graph_lengths, padded_size, padding_waste, reachable_sizes, waste_of_size
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,14 @@ def test_a_batch_runs_at_the_smallest_size_that_holds_it(num_requests, size):
 @pytest.mark.parametrize(("sizes", "kept"), [((1, 2, 4, 8, 16), (1, 2, 4, 8)), ((64,), (64,)), ((2, 5, 6), (2, 5)), ((), ())])
 def test_sizes_that_no_batch_of_five_is_padded_to_are_left_out(sizes, kept):
     assert reachable_sizes(sizes, 8 if sizes and sizes[0] == 1 else 5) == kept
+
+
+@pytest.mark.parametrize(
+    ("context_length", "lengths"),
+    [(256, (256,)), (1000, (1000,)), (1024, (512, 1024)), (2048, (512, 2048)), (4096, (512, 2048, 4096)), (131072, (512, 2048, 131072))],
+)
+def test_short_rows_have_graphs_where_contexts_are_at_least_twice_as_long(context_length, lengths):
+    assert graph_lengths(context_length) == lengths
 
 
 def test_waste_counts_padding_rows_among_all_rows():

@@ -233,6 +233,7 @@ def test_splits_fill_the_device_or_cut_long_rows_or_are_left() -> None:
     assert choose_splits(256 * 3, 2048, large) == choose_splits(256 * 8, 2048, small) == (2, 1024)
     assert choose_splits(256 * 8, 2048, large) == choose_splits(256 * 3, 2048, AttentionTile(16, 64, 4, 5)) == (1, 0)
     assert choose_splits(64 * 3, 8192, small) == (8, 512)
+    assert choose_splits(64 * 3, 512 + 8, small) == (1, 0)  # what graphs for short rows are made for
 
 
 @pytest.mark.parametrize("tree", [False, True])
