@@ -45,7 +45,7 @@ class Rows:
 
     num_requests: int
     text: str | tuple[tuple[int, int], ...]
-    branching: float = 1.6
+    branching: float = 1.3  # what trees of 16 and 32 tokens were measured to be worth lies near it
     seed: int = 0
     start_ms: np.ndarray = field(default_factory=lambda: TREES_TOO_DEAR)
 
@@ -97,15 +97,15 @@ class Rows:
 
 
 def mean_speed(num_requests: int, text: str | tuple[tuple[int, int], ...], num_iterations: int = 1000, **world: object) -> float:
-    """Of two runs, in best single modes."""
-    return float(np.mean([Rows(num_requests, text, seed=seed, **world).run(num_iterations) for seed in range(2)]))
+    """Of four runs, in best single modes."""
+    return float(np.mean([Rows(num_requests, text, seed=seed, **world).run(num_iterations) for seed in range(4)]))
 
 
 @pytest.mark.parametrize("start_ms", [TREES_TOO_DEAR, ALL_TOO_CHEAP], ids=["trees too dear", "all too cheap"])
-@pytest.mark.parametrize("branching", [1.1, 1.6], ids=["chains win", "trees win"])
+@pytest.mark.parametrize("branching", [1.1, 1.3, 1.6], ids=["chains win", "trees win", "trees are better than thought"])
 @pytest.mark.parametrize("num_requests", [1, 4, 16, 64])
 def test_answers_that_begin_together_run_near_the_best_single_mode(num_requests: int, branching: float, start_ms: np.ndarray):
-    assert mean_speed(num_requests, "waves", branching=branching, start_ms=start_ms) >= (0.91 if num_requests == 1 else 0.95)
+    assert mean_speed(num_requests, "waves", branching=branching, start_ms=start_ms) >= (0.95 if branching < 1.6 else 0.91)
 
 
 @pytest.mark.parametrize("num_requests", [1, 4, 64])
