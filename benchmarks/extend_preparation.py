@@ -110,6 +110,7 @@ class Arm:
             max_query_len=self.width,
             max_prefix_len=hints.max_length,
             attend=self.state.attend,
+            attend_qkv=self.state.attend_qkv,
         )
         forward = DraftForwardBatch(
             mode=ForwardMode.EXTEND,

@@ -10,7 +10,8 @@ import torch
 
 from eaglecli.errors import UserError
 from eaglecli.kernels.attention import attention_reference, attention_triton
-from eaglecli.kernels.attention_inputs import AttentionFunction
+from eaglecli.kernels.attention_inputs import AttentionFunction, QkvAttentionFunction
+from eaglecli.kernels.qkv_attention import qkv_attention_triton
 from eaglecli.kernels.row_invariant_attention import row_invariant_attention_reference, row_invariant_attention_triton
 
 
@@ -25,6 +26,7 @@ class AttentionBackend:
     needs_cuda: bool
     row_invariant: AttentionFunction  # the same, no bit of which depends on the other queries
     row_invariant_on: str  # the device type where it is so
+    attend_qkv: QkvAttentionFunction | None = None  # rotary embedding and store in the same launch, if it can
 
     def check(self, device: torch.device) -> None:
         """Raise UserError when the engine on this device has not what it needs."""
@@ -43,7 +45,7 @@ class AttentionBackend:
                 "its sums depend on the batch there",
                 "leave --attention-backend out",
             )
-        return replace(self, attend=self.row_invariant)
+        return replace(self, attend=self.row_invariant, attend_qkv=None)
 
 
 TORCH = AttentionBackend(
@@ -63,6 +65,7 @@ TRITON = AttentionBackend(
     needs_cuda=True,
     row_invariant=row_invariant_attention_triton,
     row_invariant_on="cuda",
+    attend_qkv=qkv_attention_triton,
 )
 BACKENDS = {backend.name: backend for backend in (TORCH, TRITON)}
 

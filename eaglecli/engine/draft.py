@@ -124,6 +124,7 @@ class EagleDrafter:
                 max_prefix_len=batch.hints.max_length,
                 first_keys=state.draft_start,
                 attend=state.attend,
+                attend_qkv=state.attend_qkv,
             ),
             last_index=None,
         )

@@ -90,7 +90,8 @@ class Engine:
         group_size = settings.scheduling.group_size(settings.max_running_requests) if device.type == "cuda" else 1
         self._scheduler = Scheduler(self._pool, settings, group_size)
         adjustments = allocate_adjustments(settings, self.vocab_size, device)
-        self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, self.attention.attend, adjustments)
+        functions = self.attention.attend, self.attention.attend_qkv
+        self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, *functions, adjustments)
         num_slots = self._pool.num_slots
         num_boundaries = len(draft.tap_boundaries) if draft else 0
         feature_size = target.config.layer.hidden_size * max(num_boundaries, 1)

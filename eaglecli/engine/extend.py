@@ -41,6 +41,7 @@ def prepare_extend_after_decode(draft: DraftModel, state: RowState, batch: Batch
             max_prefix_len=batch.hints.max_length,
             first_keys=state.draft_start,
             attend=state.attend,
+            attend_qkv=state.attend_qkv,
         ),
         last_index=info.last_index,
     )

@@ -18,7 +18,7 @@ from eaglecli.engine.sequence import Sequence
 from eaglecli.engine.settings import PLAIN, EngineSettings
 from eaglecli.engine.staging import to_device
 from eaglecli.kernels.adjust_logits import AdjustmentTensors
-from eaglecli.kernels.attention_inputs import AttentionFunction
+from eaglecli.kernels.attention_inputs import AttentionFunction, QkvAttentionFunction
 from eaglecli.kernels.choose_tokens import SamplingTensors
 from eaglecli.kernels.commit_run import RowProgress
 from eaglecli.kernels.draft_topk import DraftCandidates
@@ -52,6 +52,7 @@ class RowState:
 
     context_length: int  # positions end before it: rotary tables are as long
     attend: AttentionFunction  # how keys are read through the slot table: of the backend chosen at the start
+    attend_qkv: QkvAttentionFunction | None  # the same with rotary embedding and store, if the backend can
     lengths: torch.Tensor  # int32 [R] tokens whose target KV exists
     limits: torch.Tensor  # int32 [R] tokens the row may ever know: prompt and output cap
     verified_id: torch.Tensor  # int64 [R] the last known token, which has no KV yet
@@ -115,6 +116,7 @@ def allocate_row_state(
     dtype: torch.dtype,
     device: torch.device,
     attend: AttentionFunction,
+    attend_qkv: QkvAttentionFunction | None,
     adjustments: AdjustmentTensors | None = None,
 ) -> RowState:
     """Empty rows: all finished, all slots the dummy slot."""
@@ -126,6 +128,7 @@ def allocate_row_state(
     return RowState(
         context_length=settings.context_length,
         attend=attend,
+        attend_qkv=attend_qkv,
         lengths=zeros(dtype=torch.int32),
         limits=zeros(dtype=torch.int32),
         verified_id=zeros(dtype=torch.int64),

@@ -63,6 +63,7 @@ def verify_tree(
         max_query_len=num_nodes,
         max_prefix_len=batch.hints.max_length,
         attend=state.attend,
+        attend_qkv=state.attend_qkv,
     )
     output = target.forward(tree.tokens.flatten(), nodes.positions, kv_cache, inputs, tap_boundaries, run.features.flatten(0, 1))
     logits = target.logits(output.hidden)

@@ -10,6 +10,8 @@ GPU, one launch: the queries of a row and the heads of a group are packed into t
 block of keys serves them all (every branch of a tree, every token of a verify). Keys are walked in blocks of one fixed size
 counted from position 0. With few programs the keys of a row are split over several, with more those of long rows; the last of them to
 finish merges their results in a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
+
+For `qkv_attention` the kernel takes the heads as the product with the weights left them: see there.
 Source: Dao, "FlashAttention-2" (running softmax) and Dao et al., "Flash-Decoding" (split over keys); numbering our own.
 """
 
@@ -22,6 +24,7 @@ from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eaglecli.kernels.attention_inputs import AttentionInputs
+from eaglecli.kernels.fresh_keys import rotated, store_fresh_keys
 from eaglecli.kernels.last_arrival import arrival_counters, is_last_arrival
 from eaglecli.kernels.launch import launch_options
 
@@ -32,6 +35,7 @@ _LONG_SPLIT_KEYS, _MAX_LONG_SPLITS = 512, 8  # the bound keeps the buffers of pa
 _MOST_PROGRAMS, _MOST_SMALL_PROGRAMS = 1600, 4096  # with splits, those that end at once included
 _MOST_SPLIT_STAGES = 3
 _ONE_SPLIT_BLOCKS = 2  # so few blocks are walked sooner than results are merged
+_MOST_FRESH_AT_ONCE = 32  # tokens of a row whose keys are rotated together
 _MERGED_PER_THREAD = 64  # float32 of the splits' results in the registers of a thread at once
 _LOG2_E = 1.4426950408889634
 
@@ -145,21 +149,23 @@ def _zero_unowned(
 @triton.jit(
     do_not_specialize=[
         "batch", "num_tokens", "table_width", "mask_row_stride", "mask_query_stride", "mask_width", "window",
-        "num_splits", "min_split_keys",
+        "num_splits", "min_split_keys", "fresh_offset",
     ]
 )  # fmt: skip
 def _attention_kernel(
     q_ptr, k_cache_ptr, v_cache_ptr, out_ptr, partial_ptr, log_total_ptr, counter_ptr,
     rows_ptr, query_start_ptr, prefix_lens_ptr, table_ptr, first_keys_ptr, positions_ptr, mask_ptr, scale_log2,
     batch, num_tokens, table_width, mask_row_stride, mask_query_stride, mask_width, window, num_splits, min_split_keys,
+    cos_ptr, sin_ptr, slots_ptr, fresh_offset,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_SPLIT: tl.constexpr, TAIL_STAGES: tl.constexpr,
-    MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr, WIDE_OFFSETS: tl.constexpr, DEPENDENT: tl.constexpr,
+    MERGE_ROWS: tl.constexpr, MERGE_SPLITS: tl.constexpr, WIDE_OFFSETS: tl.constexpr, FRESH_BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of packed queries, split * NUM_KV_HEADS + key head, row); row number `batch` zeroes what belongs to no row.
 
     IS_SPLIT: partial is float32 [num_splits, T, NUM_HEADS, HEAD_DIM], log_total [num_splits, T, NUM_HEADS], -inf where a query sees no
     key of a split; counter has a zero for every (row, key head, tile).
+    FRESH_BLOCK > 0: q holds raw heads as `qkv_attention` takes them; a row's tokens stand fresh_offset behind its prefix.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     if DEPENDENT:
@@ -213,7 +219,19 @@ def _attention_kernel(
     end = tl.minimum(begin + split_keys, num_keys)
     prefix_end = tl.minimum(end, prefix_len) // BLOCK_N * BLOCK_N
 
-    q = tl.load(q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
+    if FRESH_BLOCK > 0:
+        if end > prefix_len + fresh_offset:
+            store_fresh_keys(
+                q_ptr, k_cache_ptr, v_cache_ptr, cos_ptr, sin_ptr, positions_ptr, slots_ptr,
+                first_query, num_queries, prefix_len + fresh_offset, begin, end, kv_head,
+                NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_D, FRESH_BLOCK,
+            )  # fmt: skip
+        query_position = tl.load(positions_ptr + token, mask=exists, other=0)
+        source = q_ptr + (token * (NUM_HEADS + 2 * NUM_KV_HEADS) + head) * HEAD_DIM
+        q = rotated(source, query_position, cos_ptr, sin_ptr, exists, HEAD_DIM, BLOCK_D)
+        q = q.to(q_ptr.dtype.element_ty)
+    else:
+        q = tl.load(q_ptr + (token * NUM_HEADS + head)[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
     sums = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
@@ -310,18 +328,22 @@ def choose_splits(num_programs: int, max_keys: int, tile: AttentionTile) -> tupl
     return num_splits, _LONG_SPLIT_KEYS if num_splits > 3 else 2 * _LONG_SPLIT_KEYS
 
 
-def check_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
-    """Raise ValueError when a shape, a stride or a dtype is not as `attention` says."""
-    if q.dim() != 3 or not q.is_contiguous():
-        raise ValueError(f"attention needs contiguous queries [T, nh, hd], got {tuple(q.shape)}")
-    if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()) or k_cache.shape[2] != q.shape[2]:
-        raise ValueError(f"attention needs two contiguous caches [slots, nkv, {q.shape[2]}], got {k_cache.shape} and {v_cache.shape}")
-    if q.shape[1] % k_cache.shape[1] or k_cache.dtype != q.dtype or v_cache.dtype != q.dtype:
-        raise ValueError(f"attention needs whole groups and one dtype, got {q.shape}, {k_cache.shape}, {q.dtype}, {k_cache.dtype}")
+def check_attention(num_heads: int, dtype: torch.dtype, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
+    """Raise ValueError when a shape, a stride or a dtype is not as `attention` says, for num_heads query heads of this dtype."""
+    if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError(f"attention needs two contiguous caches [slots, nkv, hd], got {k_cache.shape} and {v_cache.shape}")
+    if num_heads % k_cache.shape[1] or k_cache.dtype != dtype or v_cache.dtype != dtype:
+        raise ValueError(f"attention needs whole groups and one dtype, got {num_heads} heads, {k_cache.shape}, {dtype}, {k_cache.dtype}")
     if not inputs.slot_table.is_contiguous() or (inputs.tail_mask is not None and inputs.tail_mask.stride(2) != 1):
         raise ValueError("attention needs a contiguous slot table and a tail mask of contiguous lines")
     if inputs.tail_mask is not None and inputs.tail_mask.shape[1] < inputs.max_query_len:
         raise ValueError(f"the tail mask has {inputs.tail_mask.shape[1]} queries, rows may have {inputs.max_query_len}")
+
+
+def check_queries(q: torch.Tensor, k_cache: torch.Tensor) -> None:
+    """Raise ValueError when q is not [T, nh, hd] side by side, heads as large as the cache's."""
+    if q.dim() != 3 or not q.is_contiguous() or q.shape[2] != k_cache.shape[-1]:
+        raise ValueError(f"attention needs contiguous queries [T, nh, {k_cache.shape[-1]}], got {tuple(q.shape)}")
 
 
 def attention_triton(
@@ -341,9 +363,27 @@ def attention_triton(
     bounds gives a tile, min_split_keys (a multiple of its block_keys) and num_splits >= keys / min_split_keys: splits then are
     min_split_keys long, always.
     """
-    check_attention(q, k_cache, v_cache, inputs)
-    num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = k_cache.shape[1]
+    check_queries(q, k_cache)
+    check_attention(q.shape[1], q.dtype, k_cache, v_cache, inputs)
+    return launch_attention(q.flatten(1), None, k_cache, v_cache, inputs, scale, window, num_splits, min_split_keys, tile)
+
+
+def launch_attention(
+    q: torch.Tensor,
+    tables: tuple[torch.Tensor, torch.Tensor] | None,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    inputs: AttentionInputs,
+    scale: float,
+    window: int | None,
+    num_splits: int | None,
+    min_split_keys: int,
+    tile: AttentionTile | None,
+) -> torch.Tensor:
+    """The launch of `attention_triton`, q [T, nh * hd]; with rotary `tables` that of `qkv_attention_triton`, q its qkv. Checks nothing."""
+    num_tokens = q.shape[0]
+    _, num_kv_heads, head_dim = k_cache.shape
+    num_heads = q.shape[1] // head_dim - (2 * num_kv_heads if tables else 0)
     out = torch.empty((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
@@ -366,14 +406,17 @@ def attention_triton(
     block_dim = max(16, triton.next_power_of_2(head_dim))  # the matrix unit takes 16 columns or more
     merge_rows = min(tile.block_queries, triton.next_power_of_2(packed_rows))
     merge_splits = tile.num_warps * 32 * _MERGED_PER_THREAD // (merge_rows * block_dim)
+    cos, sin = tables or (None, None)
     _attention_kernel[(num_tiles, num_kv_heads * num_splits, batch + 1)](
         q, k_cache, v_cache, out, partial, log_total, counters, inputs.rows, inputs.query_start, inputs.prefix_lens, inputs.slot_table,
         inputs.first_keys, inputs.positions, None if mask is None else mask.view(torch.uint8), scale * _LOG2_E, batch, num_tokens,
         inputs.slot_table.shape[1], *((0, 0) if mask is None else mask.stride()[:2]), tail_width, window or 0, num_splits, min_split_keys,
+        cos, sin, inputs.out_slots if tables else None, 0 if mask is None else tail_width - inputs.max_query_len,
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HEAD_DIM=head_dim, BLOCK_D=block_dim,
         BLOCK_M=tile.block_queries, BLOCK_N=tile.block_keys, HAS_WINDOW=window is not None,
         IS_SPLIT=num_splits > 1, TAIL_STAGES=tile.num_stages if mask is None else 1,
         MERGE_ROWS=merge_rows, MERGE_SPLITS=max(1, min(16, merge_splits)), WIDE_OFFSETS=k_cache.numel() >= 2**31,
+        FRESH_BLOCK=min(_MOST_FRESH_AT_ONCE, triton.next_power_of_2(inputs.max_query_len)) if tables else 0,
         num_warps=tile.num_warps, num_stages=tile.num_stages, **launch_options(q.device),
     )  # fmt: skip
     return out

@@ -18,6 +18,7 @@ import torch
 
 # attend(q, k_cache, v_cache, inputs, scale, window), see `attention.attention`
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "AttentionInputs", float, int | None], torch.Tensor]
+QkvAttentionFunction = Callable[..., torch.Tensor]  # see `qkv_attention.qkv_attention`
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,3 +36,4 @@ class AttentionInputs:
     max_prefix_len: int  # host bound: no row has a longer prefix
     first_keys: torch.Tensor | None = None  # int32 [R] of the table: keys before it are not there; a multiple of 64, at most prefix_lens
     attend: AttentionFunction | None = None  # what computes it; None: `attention.attention`, which goes by the device
+    attend_qkv: QkvAttentionFunction | None = None  # rotates and stores too; None where there is none, or a row sees what another stores

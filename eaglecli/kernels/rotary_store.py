@@ -76,7 +76,8 @@ def _rotary_store_kernel(
     tl.store(v_target + half, stored_second, mask=v_mask)
 
 
-def _check(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+def check_rotary(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
+    """Raise ValueError when a shape or a stride is not as `rotary_store` says."""
     head_dim = k_cache.shape[-1]
     if qkv.dim() != 2 or qkv.stride(1) != 1 or qkv.shape[1] % head_dim:
         raise ValueError(f"rotary_store needs qkv [T, heads * {head_dim}] with contiguous columns, got {tuple(qkv.shape)}")
@@ -103,7 +104,7 @@ def rotary_store_triton(
 
     ValueError when a shape or a stride is not as `rotary_store` says.
     """
-    _check(qkv, cos, sin, k_cache, v_cache)
+    check_rotary(qkv, cos, sin, k_cache, v_cache)
     num_tokens = qkv.shape[0]
     _, num_kv_heads, head_dim = k_cache.shape
     num_all_heads = qkv.shape[1] // head_dim

@@ -1,9 +1,9 @@
 """The Llama decoder layer on fused weights, shared by targets and drafts.
 
-Five kernel launches: norm and qkv product; rotary and cache store; attention; output product and residual; then norm,
-gate and up with silu; down product and residual. The modules own their weights and nothing else: caches, tables and
-addressing are arguments. `checkpoint_views` names the parts of the fused weights as checkpoints do, so that a loader
-can copy tensor after tensor into place.
+Kernel launches: norm and qkv product; rotary, cache store and attention (two where a row sees what another stores, or heads have norms);
+output product and residual; then norm, gate and up with silu; down product and residual. The modules own their weights and
+nothing else: caches, tables and addressing are arguments. `checkpoint_views` names the parts of the fused weights as
+checkpoints do, so that a loader can copy tensor after tensor into place.
 """
 
 import torch
@@ -60,6 +60,9 @@ class Attention(KernelUser):
         eps = self.config.rms_norm_eps
         k_cache, v_cache = layer_cache[0], layer_cache[1]
         qkv = self.kernels.norm_linear(x, norm_weight, eps, self.qkv_weight, self.qkv_bias)
+        if inputs.attend_qkv is not None and self.q_norm is None and self.k_norm is None:
+            attended = inputs.attend_qkv(qkv, tables.cos, tables.sin, k_cache, v_cache, inputs, self.scale, self.window)
+            return self.kernels.linear_residual(attended, self.o_weight, self.o_bias, residual)
         places = positions, tables.cos, tables.sin, inputs.out_slots
         q = self.kernels.rotary_store(qkv, *places, k_cache, v_cache, self.q_norm, self.k_norm, eps)
         attended = (inputs.attend or attention)(q, k_cache, v_cache, inputs, self.scale, self.window)

@@ -9,7 +9,8 @@ from eaglecli.engine.attention_backend import BACKENDS, TORCH, TRITON, default_b
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.settings import EngineSettings, SpeculationSettings
 from eaglecli.errors import UserError
-from eaglecli.kernels.attention import attention_reference
+from eaglecli.kernels.attention import attention_reference, attention_triton
+from eaglecli.kernels.qkv_attention import qkv_attention_reference, qkv_attention_triton
 from tests.engine.harness import LoadedPair, mixed_requests, outcomes, run
 
 CPU = torch.device("cpu")
@@ -73,3 +74,27 @@ def test_the_chosen_backend_computes_every_forward(twin: LoadedPair):
     run(engine, mixed_requests(2, max_prompt=9, max_cap=8))
     assert {2, 6, 4} <= set(engine_calls)  # tree steps, verify, extend; and the prompts
     assert engine.summary()["attention_backend"] == "own"
+
+
+def test_stages_rotate_and_store_with_attention_where_a_backend_can_but_prompts_do_not(twin: LoadedPair):
+    """Segments of a prompt see what others store in the same forward."""
+    requests = mixed_requests(6, seed=7, max_prompt=30, max_cap=12)
+    expected = outcomes(run(engine_with(twin, TORCH), requests))
+    lengths = []
+
+    def attend_qkv(*arguments):
+        lengths.append(arguments[5].max_query_len)
+        return qkv_attention_reference(*arguments)
+
+    engine = engine_with(twin, dataclasses.replace(TORCH, attend_qkv=attend_qkv))
+    assert outcomes(run(engine, requests)) == expected
+    assert {*lengths} == {2, 6, 4}  # tree steps, verify, extend
+    assert engine.check_stages(3, seed=0).is_exact
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the default there, which all other tests run")
+def test_the_compiled_backends_launches_give_the_same_text_when_interpreted(twin: LoadedPair):
+    requests = mixed_requests(2, seed=3, max_prompt=20, max_cap=6)
+    expected = outcomes(run(engine_with(twin, TORCH), requests))
+    interpreted = dataclasses.replace(TRITON, attend=attention_triton, attend_qkv=qkv_attention_triton, needs_cuda=False)
+    assert outcomes(run(engine_with(twin, interpreted), requests)) == expected
