@@ -353,7 +353,7 @@ class Engine:
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's row away. Nothing of it is in flight but a part of its prompt: what follows on the device comes later."""
         row = sequence.row
-        self._leave(row)
+        self._leave([row])
         self._scheduler.preempt(sequence, self._outputs.take_out(row))
 
     def _schedule(self) -> list[PrefillChunk]:
@@ -361,10 +361,12 @@ class Engine:
         admitted = self._scheduler.admit(self._outputs.num_tokens)
         if admitted:
             rows = np.array([sequence.row for sequence in admitted])
+            self._outputs.begin(rows)
             for sequence in admitted:
                 self._sequences[sequence.row] = sequence
                 self._watches.begin(sequence.row, sequence.request)
-                self._outputs.put_in(sequence.row, sequence.emitted)
+                if sequence.is_resumed:
+                    self._outputs.put_in(sequence.row, sequence.emitted)
             self._in_flight[rows] = 0
             if self._backlog is not None:
                 self._backlog.forget(rows)
@@ -473,12 +475,17 @@ class Engine:
             self._logprobs.add(rows, logprobs[current], emitted_of(record))
         if num_proposed is None:
             now = perf_counter()
-            for row in rows:
+            for row in rows.tolist():
                 self._sequence(row).first_token_s = now
         stop_strings = self._watches.cut(rows, status_of(record), self._outputs)
         self.counts.num_output_tokens = self._outputs.num_added
         ends = sorted({*ended(record).tolist(), *stop_strings})
-        return [self._finish(int(rows[i]), Status(status_of(record)[i]), stop_strings.get(i)) for i in ends]
+        ended_rows, statuses = rows[ends].tolist(), status_of(record)[ends].tolist()
+        completions = [
+            self._finish(row, Status(status), stop_strings.get(i)) for i, row, status in zip(ends, ended_rows, statuses, strict=True)
+        ]
+        self._leave(ended_rows)
+        return completions
 
     def _finish(self, row: int, status: Status, stop_string: str | None) -> Completion:
         sequence = self._sequence(row)
@@ -490,18 +497,22 @@ class Engine:
         completion = self._outputs.completion(row, sequence.request, status, stop_string, times)
         logprobs = self._logprobs.take(sequence.request, len(completion.output_ids))
         completion = completion if logprobs is None else replace(completion, logprobs=logprobs)
-        self._leave(row)
         self._scheduler.lengths.observe(len(completion.output_ids), completion.finish_reason == "stop")
         self._scheduler.release(sequence)
         return completion
 
-    def _leave(self, row: int) -> None:
-        """The row is nobody's: what is in flight for it is not looked at."""
-        self._owner[row] += 1
-        self._sequences[row] = None
-        self._watches.end(row)
-        self._is_sampled[row] = self._is_filtered[row] = self._is_adjusted[row] = False
-        self._running = self._running[self._running != row]
+    def _leave(self, rows: list[int]) -> None:
+        """The rows are nobody's: what is in flight for them is not looked at."""
+        if not rows:
+            return
+        for row in rows:
+            self._sequences[row] = None
+            self._watches.end(row)
+        self._owner[rows] += 1
+        self._is_sampled[rows] = self._is_filtered[rows] = self._is_adjusted[rows] = False
+        is_left = np.zeros(len(self._owner), bool)
+        is_left[rows] = True
+        self._running = self._running[~is_left[self._running]]
 
     def _make_outlook(self) -> Outlook:
         return Outlook(

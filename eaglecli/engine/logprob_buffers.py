@@ -25,12 +25,12 @@ class LogprobBuffers:
         """Whether a request that was begun and not taken asks for log-probabilities."""
         return bool(self._parts)
 
-    def begin(self, rows: Rows[int], requests: Rows[Request]) -> None:
+    def begin(self, rows: np.ndarray, requests: Rows[Request]) -> None:
         """Requests get their rows, or go on in them."""
-        for row, request in zip(rows, requests, strict=True):
-            self._is_wanted[row] = request.sampling.logprobs is not None
+        self._is_wanted[rows] = [request.sampling.logprobs is not None for request in requests]
+        for row, request in zip(rows.tolist(), requests, strict=True):
             self._request_of[row] = request
-            if self._is_wanted[row]:
+            if request.sampling.logprobs is not None:
                 self._parts.setdefault(request, [])
 
     def add(self, rows: np.ndarray, record: np.ndarray, num_emitted: np.ndarray) -> None:

@@ -28,6 +28,11 @@ class OutputBuffers:
         accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
         return EmittedOutput(self.tokens(row).copy(), accept_counts, int(self._num_cut[row]), int(self._num_proposed[row]))
 
+    def begin(self, rows: np.ndarray) -> None:
+        """Rows int64 [n] are given to requests: they hold nothing."""
+        for numbers in (self.num_tokens, self._num_steps, self._num_cut, self._num_proposed):
+            numbers[rows] = 0
+
     def put_in(self, row: int, emitted: EmittedOutput) -> None:
         """Let a row go on from an output."""
         self.num_tokens[row], self._num_steps[row] = len(emitted.token_ids), len(emitted.accept_counts)
@@ -65,8 +70,8 @@ class OutputBuffers:
     def completion(self, row: int, request: Request, status: Status, stop_string: str | None, times: dict[str, float]) -> Completion:
         """What the row holds, as the answer to `request`. With `stop_string` that ended it, whatever the status."""
         status = status if stop_string is None else Status.STOP
-        emitted = self.take_out(row)
-        output_ids, accept_counts = emitted.token_ids, emitted.accept_counts
+        output_ids = self.tokens(row).copy()
+        accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
         return Completion(
             request=request,
             output_ids=output_ids,
@@ -76,8 +81,8 @@ class OutputBuffers:
             error=f"the target's logits are not finite after {len(output_ids)} tokens" if status is Status.NUMERIC else None,
             num_verify_steps=len(accept_counts),
             num_accepted_drafts=int(accept_counts.sum()),
-            num_proposed_drafts=emitted.num_proposed_drafts,
-            num_cut_tokens=emitted.num_cut_tokens,
+            num_proposed_drafts=int(self._num_proposed[row]),
+            num_cut_tokens=int(self._num_cut[row]),
             accept_counts=accept_counts,
             **times,
         )

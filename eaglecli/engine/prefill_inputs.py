@@ -70,24 +70,29 @@ def pack_chunks(chunks: Sequence[PrefillChunk], size: PrefillSize, dummy_row: in
     for padded in (token_rows, segment_rows, rows, choosing_rows):
         padded[:] = dummy_row
     num_known[:] = 1
-    token = segment = 0
-    for index, chunk in enumerate(chunks):
-        sequence, known = chunk.sequence, chunk.sequence.known_ids
-        end = token + chunk.end - chunk.start
-        input_ids[token:end] = known[chunk.start : chunk.end]
-        following = known[chunk.start + 1 : chunk.end + 1]
-        next_ids[token : token + len(following)] = following
-        next_ids[token + len(following) : end] = CHOSEN_LATER
-        positions[token:end] = np.arange(chunk.start, chunk.end)
-        token_rows[token:end] = sequence.row
-        starts = np.arange(token, end, size.segment_len)
-        segments = slice(segment, segment + len(starts))
-        segment_rows[segments], segment_start[segments], prefix_lens[segments] = sequence.row, starts, chunk.start + starts - token
-        rows[index], num_known[index], last_index[index] = sequence.row, len(known), end - 1
-        if chunk.chooses_token:
-            choosing_rows[index] = sequence.row
-        token, segment = end, segments.stop
-    segment_start[segment:] = token
+    if not chunks:
+        return packed
+    known = [chunk.sequence.known_ids for chunk in chunks]
+    chunk_rows = np.array([chunk.sequence.row for chunk in chunks])
+    starts, lens = np.array([(chunk.start, chunk.end - chunk.start) for chunk in chunks]).T
+    ends = lens.cumsum()
+    first, num_tokens = ends - lens, ends[-1]  # packed index of each chunk's first token
+    input_ids[:num_tokens] = np.concatenate([ids[chunk.start : chunk.end] for ids, chunk in zip(known, chunks, strict=True)])
+    next_ids[: num_tokens - 1] = input_ids[1:num_tokens]
+    next_ids[ends - 1] = [ids[chunk.end] if chunk.end < len(ids) else CHOSEN_LATER for ids, chunk in zip(known, chunks, strict=True)]
+    positions[:num_tokens] = np.arange(num_tokens) + np.repeat(starts - first, lens)
+    token_rows[:num_tokens] = np.repeat(chunk_rows, lens)
+    num_segments = -(-lens // size.segment_len)
+    last_segments = num_segments.cumsum()
+    num_before = np.arange(last_segments[-1]) - np.repeat(last_segments - num_segments, num_segments)  # segments of the same chunk
+    segments = slice(last_segments[-1])
+    segment_rows[segments] = np.repeat(chunk_rows, num_segments)
+    segment_start[segments] = np.repeat(first, num_segments) + num_before * size.segment_len
+    prefix_lens[segments] = np.repeat(starts, num_segments) + num_before * size.segment_len
+    segment_start[last_segments[-1] :] = num_tokens
+    rows[: len(chunks)], num_known[: len(chunks)], last_index[: len(chunks)] = chunk_rows, [len(ids) for ids in known], ends - 1
+    num_choosing = sum(chunk.chooses_token for chunk in chunks)
+    choosing_rows[:num_choosing] = chunk_rows[:num_choosing]
     return packed
 
 

@@ -162,17 +162,23 @@ def slots_of(pages: Rows[int], page_size: int) -> np.ndarray:
 
 def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) -> None:
     """Set the rows of newly admitted requests, whose prompts are not in the cache yet: three copies, whatever their number."""
-    num_stop_ids = state.stop_ids.shape[1]
-    slots = np.zeros((len(admitted), state.slot_table.shape[1]), np.int32)
-    integers = np.full((len(admitted), 5 + num_stop_ids), -1, np.int64)
-    floats = np.zeros((len(admitted), 3), np.float32)
-    for i, sequence in enumerate(admitted):
-        sampling = sequence.request.sampling
-        row_slots = slots_of(sequence.pages, page_size)[: slots.shape[1]]
-        slots[i, : len(row_slots)] = row_slots
-        integers[i, :5] = sequence.row, sequence.limit, sampling.top_k, sampling.seed, sequence.request.sample
-        integers[i, 5 : 5 + len(sampling.stop_token_ids)] = sampling.stop_token_ids
-        floats[i] = sampling.temperature, sampling.top_p, sampling.min_p
+    num_columns, num_stop_ids = state.slot_table.shape[1], state.stop_ids.shape[1]
+    samplings = [sequence.request.sampling for sequence in admitted]
+    stop_ids = [(*sampling.stop_token_ids, *[-1] * (num_stop_ids - len(sampling.stop_token_ids))) for sampling in samplings]
+    integers = np.array(
+        [
+            (sequence.row, sequence.limit, sampling.top_k, sampling.seed, sequence.request.sample, *ids)
+            for sequence, sampling, ids in zip(admitted, samplings, stop_ids, strict=True)
+        ],
+        np.int64,
+    )
+    floats = np.array([(sampling.temperature, sampling.top_p, sampling.min_p) for sampling in samplings], np.float32)
+    num_slots = np.array([len(sequence.pages) for sequence in admitted]) * page_size
+    most_slots = num_slots.max()
+    slots = np.zeros((len(admitted), max(num_columns, most_slots)), np.int32)
+    pages = [page for sequence in admitted for page in sequence.pages]
+    slots[:, :most_slots][np.arange(most_slots) < num_slots[:, None]] = slots_of(pages, page_size)
+    slots = np.ascontiguousarray(slots[:, :num_columns])
     device = state.lengths.device
     slots_d, integers_d, floats_d = (to_device(array, device) for array in (slots, integers, floats))
     rows = integers_d[:, 0]

@@ -88,7 +88,7 @@ class Scheduler:
         while self.waiting and self._free_rows:
             sequence = self.waiting.first()
             num_pages = self._first_pages(sequence)
-            wanted = self._wanted_pages(sequence)
+            wanted = self._wanted_pages(sequence, num_pages)
             is_alone = not (len(rows) or admitted)
             if (num_pages if is_alone else pledged + wanted) > self.pool.num_free:
                 break
@@ -197,7 +197,9 @@ class Scheduler:
     def _group_pages(self) -> float:
         """Pages for a group of requests like the next one, at most the group's share of all."""
         size = min(self._group_size, len(self.waiting))
-        return min(size * self._wanted_pages(self.waiting.first()), self.pool.num_pages * self._group_size / len(self.capacity))
+        first = self.waiting.first()
+        wanted = self._wanted_pages(first, self._first_pages(first))
+        return min(size * wanted, self.pool.num_pages * self._group_size / len(self.capacity))
 
     def _pledged_pages(self, rows: np.ndarray, num_done: np.ndarray) -> float:
         """Pages that rows int64 [n] with output num_done int64 [n] are likely to want beside those that they have."""
@@ -205,10 +207,10 @@ class Scheduler:
         tokens = tokens + self._policy.pledged_share * self._remaining_of_rows(rows, num_done)
         return float(np.maximum(tokens - self.capacity[rows], 0).sum()) / self.pool.page_size
 
-    def _wanted_pages(self, sequence: Sequence) -> float:
+    def _wanted_pages(self, sequence: Sequence, first_pages: int) -> float:
         """Pages that must be free for a waiting sequence: those of its admission, or for the pledged share of what is still to come."""
         tokens = sequence.num_known + self._policy.pledged_share * self._remaining_of_waiting(sequence) + self._lookahead
-        return max(float(self._first_pages(sequence)), tokens / self.pool.page_size)
+        return max(float(first_pages), tokens / self.pool.page_size)
 
     def _remaining_of_rows(self, rows: np.ndarray, num_done: np.ndarray) -> np.ndarray:
         return self._remaining(num_done, self._caps[rows], self._never_stops[rows])
