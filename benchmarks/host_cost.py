@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.dummy_models import load_dummy_pair
-from eaglecli.commands._answers import build_answer
+from eaglecli.commands._answers import build_answer, counts_of
 from eaglecli.commands._request_blocks import BLOCK, BlockReader, prepare_blocks
 from eaglecli.commands._request_maker import Prepared, RequestMaker, RequestRules
 from eaglecli.commands._samples import SamplePlan
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         prompt = np.arange(30, dtype=np.int32)
         sampling = SamplingParams(max_new_tokens=NUM_TOKENS, stop_token_ids=(END_ID,))
         completions = list(make_completions(count))
-        answers = [build_answer([completion], (END_ID,)) for completion in completions]
+        answers = [build_answer([completion], counts_of([completion], (END_ID,))) for completion in completions]
         reading = Reading(source, tokenizer, engine)
         reader, writer = reading.begin_helper(), HelperProcess(LineMaker, tokenizer, NUM_STEPS)
         writer.call("lines", [])
@@ -198,7 +198,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         def answer() -> None:
             totals = AcceptTotals(NUM_STEPS)
             for completion in completions:
-                totals.add(build_answer([completion], (END_ID,)).counts)
+                counts = counts_of([completion], (END_ID,))
+                totals.add(counts)
+                build_answer([completion], counts)
 
         parts: dict[str, Callable[[], object]] = {
             "reader": reading.here,

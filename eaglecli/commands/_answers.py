@@ -11,8 +11,8 @@ from eaglecli.io.logprob_fields import AnswerLogprobs
 from eaglecli.io.result_lines import Answer, TurnAnswer
 
 
-def build_answer(completions: Sequence[Completion], end_token_ids: tuple[int, ...]) -> Answer:
-    """The answer of the turns of one record, in order. Tokens and counts are of all turns; text, ending and seed of the last."""
+def build_answer(completions: Sequence[Completion], counts: AnswerCounts | None) -> Answer:
+    """The answer of the turns of one record, in order. Tokens and `counts` are of all turns; text, ending and seed of the last."""
     last = completions[-1]
     token_ids = last.output_ids if len(completions) == 1 else np.concatenate([turn.output_ids for turn in completions])
     return Answer(
@@ -21,7 +21,7 @@ def build_answer(completions: Sequence[Completion], end_token_ids: tuple[int, ..
         finish_reason=last.finish_reason,  # type: ignore[arg-type]
         stop_reason=last.stop_reason,
         num_prompt_tokens=sum(len(turn.request.prompt_ids) for turn in completions),
-        counts=counts_of(completions, end_token_ids),
+        counts=counts,
         seed=last.request.sampling.seed,
         sample=last.request.sample,
         queue_s=sum(turn.queue_s for turn in completions),

@@ -2,11 +2,11 @@
 
 import errno
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eaglecli.commands._answers import build_answer
+from eaglecli.commands._answers import build_answer, counts_of
 from eaglecli.commands._chat_template import prepare_tokenizer
 from eaglecli.commands._dialogues import Dialogues, RequestSource
 from eaglecli.commands._open_engine import ModelSource, OpenedEngine, out_of_memory
@@ -190,11 +190,14 @@ class Run:
         elif follow_up is not None:
             self._take_error(follow_up)
         else:
-            self._take_answer(build_answer(dialogues.end(completion), self.end_token_ids))
+            self._take_answer(dialogues.end(completion))
 
-    def _take_answer(self, answer: Answer) -> None:
+    def _take_answer(self, turns: Sequence[Completion]) -> None:
+        counts = None
         if self.totals is not None:
-            self.totals.add(answer.counts)
+            counts = counts_of(turns, self.end_token_ids)
+            self.totals.add(counts)
+        answer = build_answer(turns, counts)
         self.report.count_answer(answer)
         self._write(answer, len(answer.token_ids))
 

@@ -47,7 +47,7 @@ class Answer:
     finish_reason: Literal["stop", "length"]
     stop_reason: int | str | None  # the stop id or stop string that ended it
     num_prompt_tokens: int
-    counts: AnswerCounts
+    counts: AnswerCounts | None  # None with plain decoding
     seed: int
     sample: int
     queue_s: float
@@ -94,7 +94,7 @@ class LineMaker:
             "stop_reason": answer.stop_reason,
             **self._logprob_fields(answer),
             "usage": usage,
-            "spec": None if self._num_steps is None else describe_answer(answer.counts, self._num_steps),
+            "spec": None if self._num_steps is None or answer.counts is None else describe_answer(answer.counts, self._num_steps),
             "seed": answer.seed,
             "timing": {"queue_s": answer.queue_s, "ttft_s": answer.ttft_s, "e2e_s": answer.e2e_s},
             **({"turns": [self._turn_fields(turn) for turn in answer.turns]} if answer.turns else {}),

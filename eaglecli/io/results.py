@@ -37,7 +37,7 @@ class ResultWriter:
             reason = error.strerror or str(error)
             raise UserError(f"--output {folder} cannot be written: {reason}", "name another directory with -o") from error
         self._make_lines = make_lines
-        self._queue: queue.Queue[Result | None] = queue.Queue(WINDOW)
+        self._queue: queue.SimpleQueue[Result | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._write_all, name="eaglecli-writer", daemon=True)
         self._thread.start()
@@ -45,6 +45,8 @@ class ResultWriter:
     def put(self, result: Result) -> None:
         """Hands one result over. Raises UserError if an earlier one could not be written."""
         self._raise_failure()
+        while self._queue.qsize() >= WINDOW:
+            time.sleep(GATHER_S)
         self._queue.put(result)
 
     def close(self, ordered: bool) -> None:

@@ -81,8 +81,7 @@ class RunReport:
 
     def count_answer(self, answer: Answer) -> None:
         """Counts one good record."""
-        times_s = {name: getattr(answer, name) for name in self.times_s}
-        self._count(answer.num_prompt_tokens, len(answer.token_ids), answer.finish_reason, times_s)
+        self._count(answer.num_prompt_tokens, len(answer.token_ids), answer.finish_reason, vars(answer))
         self.session.num_answers += 1
         self.session.num_input_tokens += answer.num_prompt_tokens
         self.session.num_output_tokens += len(answer.token_ids)
