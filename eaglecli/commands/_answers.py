@@ -20,13 +20,13 @@ def build_answer(completions: Sequence[Completion], counts: AnswerCounts | None)
         token_ids=token_ids,
         finish_reason=last.finish_reason,  # type: ignore[arg-type]
         stop_reason=last.stop_reason,
-        num_prompt_tokens=sum(len(turn.request.prompt_ids) for turn in completions),
+        num_prompt_tokens=sum([len(turn.request.prompt_ids) for turn in completions]),
         counts=counts,
         seed=last.request.sampling.seed,
         sample=last.request.sample,
-        queue_s=sum(turn.queue_s for turn in completions),
+        queue_s=sum([turn.queue_s for turn in completions]),
         ttft_s=completions[0].ttft_s,
-        e2e_s=sum(turn.e2e_s for turn in completions),
+        e2e_s=sum([turn.e2e_s for turn in completions]),
         turns=() if len(completions) == 1 else tuple(map(_turn_of, completions)),
         logprobs=_logprobs_of(completions),
     )

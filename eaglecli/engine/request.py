@@ -75,7 +75,7 @@ class TokenLogprobs:
     top_values: np.ndarray  # float32 [n, k]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)  # not frozen: one is made a request, and freezing so many fields takes longer than filling them
 class Completion:
     """The answer to one request, with the counts that its statistics are made of.
 

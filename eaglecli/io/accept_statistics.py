@@ -36,7 +36,7 @@ DEFINITIONS = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen, like `Answer`
 class AnswerCounts:
     """Counts of one answer. `accept_counts` int [V]: drafts accepted by each step."""
 

@@ -38,7 +38,7 @@ class TurnAnswer:
     num_prompt_tokens: int
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # not frozen: one is made a record, and freezing so many fields takes longer than filling them
 class Answer:
     """One finished request as it goes to generations.jsonl."""
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -90,6 +91,29 @@ def test_a_finished_line_is_on_disk_before_the_run_ends(tmp_path):
     writer._queue.put(None)  # what close() does first
     writer._thread.join(timeout=10)
     assert len(lines(tmp_path / "generations.jsonl")) == 1
+
+
+def test_a_bounded_number_of_results_waits_for_the_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr("eaglecli.io.results.WINDOW", 2)
+    may_write, is_put = threading.Event(), threading.Event()
+
+    def make_lines(results):
+        may_write.wait(10)
+        return LineMaker(Bytes(), None).lines(results)
+
+    writer = ResultWriter(tmp_path, make_lines)
+
+    def put_many():
+        for index in range(40):  # more than one block and what may wait
+            writer.put(answer(index))
+        is_put.set()
+
+    threading.Thread(target=put_many, daemon=True).start()
+    assert not is_put.wait(0.2)
+    may_write.set()
+    assert is_put.wait(10)
+    writer.close(True)
+    assert [line["index"] for line in lines(tmp_path / "generations.jsonl")] == list(range(40))
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
