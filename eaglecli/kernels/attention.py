@@ -169,7 +169,6 @@ def _attention_kernel(
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     if DEPENDENT:
-        gdc_launch_dependents()
         gdc_wait()
     tile = tl.program_id(0)
     kv_head = tl.program_id(1) % NUM_KV_HEADS
@@ -215,6 +214,8 @@ def _attention_kernel(
     num_active = tl.cdiv(num_keys - begin, split_keys)
     if split >= num_active:
         return
+    if DEPENDENT:
+        gdc_launch_dependents()
     begin += split * split_keys
     end = tl.minimum(begin + split_keys, num_keys)
     prefix_end = tl.minimum(end, prefix_len) // BLOCK_N * BLOCK_N

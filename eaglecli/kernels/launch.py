@@ -5,7 +5,8 @@ reads, `gdc_wait`; then completion stays transitive along the stream, and kernel
 Only tensors that no kernel of the stream writes (weights) may be read before `gdc_wait`.
 
 Programs that wait occupy their multiprocessor: those of a kernel that needs whole multiprocessors (a large weight) would be
-packed onto the first ones that fall free. So only kernels with little work per program take part.
+packed onto the first ones that fall free. So only kernels with little work per program take part. For the same reason kernels of many
+programs (attention, products) let the next one start only once their own wait is over and programs without work have ended.
 """
 
 import torch

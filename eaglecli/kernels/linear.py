@@ -7,8 +7,8 @@
 - `norm_gate_up`: RMS norm, then silu(gate) * up, where the gate rows of the weight come first.
 
 `norm_weight` None leaves the rows as they are. All tensors of a call share one dtype; accumulation is float32 or wider.
-On the GPU `choose_tile` names `small_row_linear` (few rows) or the library's product, with the norm and the activation as
-kernels around it.
+On the GPU `choose_tile` names `small_row_linear` (few rows, more of small weights) or the library's product, with the norm
+and the activation as kernels around it.
 """
 
 import torch

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import torch
 import triton
 
-MAX_ROWS = 64  # more rows go to the library
+MAX_ROWS = 64  # more rows go to the library, but for
+SMALL_WEIGHT_BYTES = 8 << 20  # read in 2 us: where launches cost as much as that, our own take part in dependent launch
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,14 @@ class LibraryProduct:
 
 LinearTile = VectorTile | MatrixTile | LibraryProduct
 
+# (rows up to, tile) for small weights, found in whole iterations: `benchmarks/RESULTS.md`, run 12
+_SMALL_WEIGHT_TILES = (
+    (8, MatrixTile(8, 16, 256, 4, 3, parts=4)),
+    (32, MatrixTile(16, 64, 64, 4, 6)),
+    (256, MatrixTile(32, 64, 64, 4, 6)),
+    (512, MatrixTile(64, 64, 128, 4, 4)),
+)
+
 # One tile for every number of rows: a row's numbers then do not depend on the other rows, nor on how many there are.
 ROW_INVARIANT_TILE = MatrixTile(16, 32, 128, 4, 4)
 _WIDE_MATRIX_TILE = MatrixTile(16, 32, 32, 4, 3)
@@ -48,26 +57,8 @@ _WIDE_MATRIX_TILE = MatrixTile(16, 32, 32, 4, 3)
 # (rows up to: 1, 2, 4 .. 64; outputs; inputs; gate and up) -> the fastest in bfloat16 on an H200, by benchmarks/bench_kernels_model.py
 MEASURED_TILES: dict[tuple[int, int, int, bool], LinearTile] = {
     (1, 576, 576, False): VectorTile(4, 1024, 4),
-    (2, 576, 576, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (4, 576, 576, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (8, 576, 576, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (16, 576, 576, False): MatrixTile(16, 16, 128, 4, 5, 1, 1),
-    (32, 576, 576, False): MatrixTile(32, 64, 64, 4, 6, 1, 1),
-    (64, 576, 576, False): MatrixTile(64, 64, 64, 4, 6, 1, 1),
     (1, 960, 576, False): VectorTile(1, 1024, 4),
-    (2, 960, 576, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (4, 960, 576, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (8, 960, 576, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (16, 960, 576, False): MatrixTile(16, 16, 128, 4, 5, 1, 1),
-    (32, 960, 576, False): MatrixTile(32, 64, 64, 4, 6, 1, 1),
-    (64, 960, 576, False): LibraryProduct(),
     (1, 1536, 576, True): VectorTile(2, 1024, 4),
-    (2, 1536, 576, True): MatrixTile(8, 16, 64, 4, 6, 1, 1),
-    (4, 1536, 576, True): MatrixTile(8, 16, 64, 4, 6, 1, 1),
-    (8, 1536, 576, True): MatrixTile(8, 16, 64, 4, 6, 1, 1),
-    (16, 1536, 576, True): MatrixTile(16, 64, 64, 4, 6, 1, 1),
-    (32, 1536, 576, True): MatrixTile(32, 64, 64, 4, 6, 1, 1),
-    (64, 1536, 576, True): LibraryProduct(),
     (1, 11776, 576, False): VectorTile(8, 1024, 4),
     (2, 11776, 576, False): MatrixTile(8, 64, 64, 4, 6, 1, 1),
     (4, 11776, 576, False): MatrixTile(8, 64, 64, 4, 6, 1, 1),
@@ -81,22 +72,8 @@ MEASURED_TILES: dict[tuple[int, int, int, bool], LinearTile] = {
     (32, 49152, 576, False): MatrixTile(32, 64, 64, 4, 6, 1, 1),
     (64, 49152, 576, False): LibraryProduct(),
     (1, 960, 1152, False): VectorTile(2, 2048, 8),
-    (2, 960, 1152, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (4, 960, 1152, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (8, 960, 1152, False): MatrixTile(8, 16, 128, 4, 5, 1, 1),
-    (16, 960, 1152, False): MatrixTile(16, 16, 128, 4, 5, 1, 1),
     (1, 576, 1536, False): VectorTile(1, 2048, 8),
-    (2, 576, 1536, False): MatrixTile(8, 16, 512, 8, 3, 8, 1),
-    (4, 576, 1536, False): MatrixTile(8, 16, 512, 8, 3, 8, 1),
-    (8, 576, 1536, False): MatrixTile(8, 16, 512, 8, 3, 8, 1),
-    (16, 576, 1536, False): MatrixTile(16, 16, 256, 4, 3, 4, 1),
-    (32, 576, 1536, False): MatrixTile(32, 64, 128, 4, 5, 1, 1),
-    (64, 576, 1536, False): LibraryProduct(),
     (1, 576, 1728, False): VectorTile(1, 2048, 8),
-    (2, 576, 1728, False): MatrixTile(8, 16, 256, 4, 3, 4, 2),
-    (4, 576, 1728, False): MatrixTile(8, 16, 256, 4, 3, 4, 2),
-    (8, 576, 1728, False): MatrixTile(8, 16, 256, 4, 3, 4, 2),
-    (16, 576, 1728, False): MatrixTile(16, 16, 256, 4, 3, 4, 2),
     (1, 4096, 4096, False): VectorTile(1, 2048, 8),
     (2, 4096, 4096, False): MatrixTile(8, 64, 128, 4, 4, 1, 4),
     (4, 4096, 4096, False): MatrixTile(8, 64, 128, 4, 4, 1, 4),
@@ -152,10 +129,12 @@ MEASURED_TILES: dict[tuple[int, int, int, bool], LinearTile] = {
 
 def choose_tile(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype) -> LinearTile:
     """The tile of a shape. num_outputs counts the outputs written, half the weight's rows for gate and up."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return _wide_tile(num_rows, num_inputs) if num_rows <= MAX_ROWS else LibraryProduct()
+    if num_rows > 1 and (2 if gate_up else 1) * num_outputs * num_inputs * dtype.itemsize <= SMALL_WEIGHT_BYTES:
+        return next((tile for most_rows, tile in _SMALL_WEIGHT_TILES if num_rows <= most_rows), LibraryProduct())
     if num_rows > MAX_ROWS:
         return LibraryProduct()
-    if dtype not in (torch.bfloat16, torch.float16):
-        return _wide_tile(num_rows, num_inputs)
     measured = MEASURED_TILES.get((triton.next_power_of_2(num_rows), num_outputs, num_inputs, gate_up))
     return measured or _estimated_tile(num_rows, num_outputs, num_inputs, gate_up)
 

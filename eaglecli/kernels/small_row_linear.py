@@ -9,7 +9,7 @@ The weight is read once, so the bytes of the weight are the floor of the time.
 *vector* (one row): products and sums on the arithmetic units, the next piece of the weight on its way in registers. The
 RMS norm costs no pass over x: the row is scaled by the norm weight as it is loaded, its squares are summed along, and
 1 / rms multiplies the finished sums.
-*matrix* (up to 64 rows): outputs are the long side of the matrix unit's tile and rows of x the short one, so that few rows
+*matrix* (more rows): outputs are the long side of the matrix unit's tile and rows of x the short one, so that few rows
 waste little, and both operands go from memory to shared memory without passing registers; norms are a launch before.
 The tile alone decides in which order inputs are added, never the other rows: a caller that fixes the tile has row invariance.
 """
@@ -21,10 +21,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eaglecli.kernels.last_arrival import arrival_counters, is_last_arrival
 from eaglecli.kernels.launch import launch_options
-from eaglecli.kernels.linear_tiles import LibraryProduct, MatrixTile, VectorTile, choose_tile
+from eaglecli.kernels.linear_tiles import SMALL_WEIGHT_BYTES, LibraryProduct, MatrixTile, VectorTile, choose_tile
 from eaglecli.kernels.rms_norm import rms_norm_triton
-
-_SMALL_WEIGHT_BYTES = 8 << 20  # read in 2 us: starting early is worth more than an even spread over the multiprocessors
 
 
 @triton.jit
@@ -106,6 +104,18 @@ def _step_pointers(pointer, lines, stride, start, BLOCK_INPUTS: tl.constexpr, PA
 
 
 @triton.jit
+def _prefetch(weight_ptr, outputs, first_input, NUM_INPUTS: tl.constexpr, COUNT: tl.constexpr):
+    """Ask for COUNT inputs from first_input on of each of `outputs` to be brought to the L2, without waiting for them."""
+    line_inputs: tl.constexpr = 128 // (weight_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    num_lines: tl.constexpr = triton.next_power_of_2((COUNT + line_inputs - 1) // line_inputs)
+    inputs = tl.minimum(first_input + tl.arange(0, num_lines) * line_inputs, NUM_INPUTS - 1)
+    pointers = weight_ptr + outputs.to(tl.int64)[:, None] * NUM_INPUTS + inputs[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [pointers.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def _weight_step(weight_ptr, outputs, start, NUM_INPUTS: tl.constexpr, BLOCK_INPUTS: tl.constexpr, PARTS: tl.constexpr):
     """The weights of one step; `outputs` must exist."""
     pointers, inputs = _step_pointers(weight_ptr, outputs, NUM_INPUTS, start, BLOCK_INPUTS, PARTS)
@@ -148,6 +158,7 @@ def _matrix_kernel(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, partial_ptr, counter_ptr, num_rows, x_stride,
     NUM_OUTPUTS: tl.constexpr, NUM_INPUTS: tl.constexpr, GATE_UP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, BLOCK_INPUTS: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Program (block of outputs, block of rows, split); partial is float32 [SPLITS, 2 if GATE_UP else 1, num_rows, NUM_OUTPUTS]."""
     split_inputs: tl.constexpr = (NUM_INPUTS + SPLITS * BLOCK_INPUTS - 1) // (SPLITS * BLOCK_INPUTS) * BLOCK_INPUTS
@@ -157,6 +168,13 @@ def _matrix_kernel(
     place = rows.to(tl.int64)[:, None] * NUM_OUTPUTS + outputs[None, :]
     real_outputs = tl.minimum(outputs, NUM_OUTPUTS - 1)
     up_ptr = weight_ptr + NUM_OUTPUTS * NUM_INPUTS
+    if DEPENDENT:
+        first_input = tl.program_id(2) * split_inputs
+        _prefetch(weight_ptr, real_outputs, first_input, NUM_INPUTS, split_inputs)
+        if GATE_UP:
+            _prefetch(up_ptr, real_outputs, first_input, NUM_INPUTS, split_inputs)
+        gdc_wait()
+        gdc_launch_dependents()
     residual = None
     if residual_ptr is not None:
         residual = tl.load(residual_ptr + place, mask=exists, other=0.0)
@@ -248,7 +266,7 @@ def small_row_linear(
             raise ValueError(f"the vector kernel takes one row, got {num_rows}")
         _vector_kernel[(triton.cdiv(num_outputs, tile.outputs),)](
             x, norm_weight, weight, bias, residual, out, eps, **shape, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
-            num_warps=tile.num_warps, num_stages=1, **launch_options(x.device, weight.nbytes <= _SMALL_WEIGHT_BYTES),
+            num_warps=tile.num_warps, num_stages=1, **launch_options(x.device, weight.nbytes <= SMALL_WEIGHT_BYTES),
         )  # fmt: skip
         return out
     _launch_matrix(x, weight, bias, residual, out, shape, tile)
@@ -274,4 +292,5 @@ def _launch_matrix(
         x, weight, bias, residual, out, partial, counters, num_rows, x.stride(0), **shape,
         BLOCK_ROWS=tile.rows, BLOCK_OUTPUTS=tile.outputs, BLOCK_INPUTS=tile.inputs, PARTS=tile.parts, SPLITS=tile.splits,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **launch_options(x.device, weight.nbytes <= SMALL_WEIGHT_BYTES),
     )  # fmt: skip

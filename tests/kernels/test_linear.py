@@ -125,7 +125,7 @@ def test_silu_mul_of_odd_widths() -> None:
 @pytest.mark.parametrize("dtype", GPU_DTYPES)
 def test_chosen_tiles_are_powers_of_two_and_fit_the_shared_memory(dtype: torch.dtype) -> None:
     shapes = [(576, 576), (960, 576), (1536, 576), (49152, 576), (4096, 14336), (14336, 4096), (128256, 4096), (70, 33)]
-    for rows, (outputs, inputs), gate_up in itertools.product((2, 8, 16, 17, 40, 64), shapes, (False, True)):
+    for rows, (outputs, inputs), gate_up in itertools.product((2, 8, 16, 17, 40, 64, 65, 256, 500), shapes, (False, True)):
         tile = choose_tile(rows, outputs, inputs, gate_up, dtype)
         if isinstance(tile, MatrixTile):
             assert all(size & (size - 1) == 0 for size in (tile.rows, tile.outputs, tile.inputs, tile.parts))
@@ -135,7 +135,7 @@ def test_chosen_tiles_are_powers_of_two_and_fit_the_shared_memory(dtype: torch.d
             assert isinstance(tile, LibraryProduct)
 
 
-def test_one_row_takes_the_vector_kernel_and_many_rows_the_library() -> None:
+def test_one_row_takes_the_vector_kernel_and_many_rows_of_large_weights_the_library() -> None:
     assert isinstance(choose_tile(1, 6144, 4096, False, torch.bfloat16), VectorTile)
     assert isinstance(choose_tile(1, 770, 320, False, torch.bfloat16), VectorTile)
     assert isinstance(choose_tile(MAX_ROWS + 1, 6144, 4096, False, torch.bfloat16), LibraryProduct)
@@ -143,9 +143,19 @@ def test_one_row_takes_the_vector_kernel_and_many_rows_the_library() -> None:
 
 def test_rows_between_measured_counts_take_the_next_measured_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     tile = MatrixTile(8, 64, 64, 4, 4)
-    monkeypatch.setitem(linear_tiles.MEASURED_TILES, (8, 70, 33, False), tile)
-    assert choose_tile(5, 70, 33, False, torch.bfloat16) == tile
-    assert choose_tile(9, 70, 33, False, torch.bfloat16) != tile
+    monkeypatch.setitem(linear_tiles.MEASURED_TILES, (8, 7000, 3300, False), tile)
+    assert choose_tile(5, 7000, 3300, False, torch.bfloat16) == tile
+    assert choose_tile(9, 7000, 3300, False, torch.bfloat16) != tile
+
+
+def test_small_weights_keep_their_own_kernel_for_more_rows() -> None:
+    """Where a launch costs as much as the reading of the weight, being launched early is worth more than the library's tiles."""
+    at = {rows: choose_tile(rows, 1536, 576, True, torch.bfloat16) for rows in (1, 2, 8, 9, 33, 256, 257, 512, 513)}
+    assert isinstance(at[1], VectorTile) and isinstance(at[513], LibraryProduct)
+    assert at[2] == at[8] != at[9] != at[33] == at[256] != at[257] == at[512]
+    assert isinstance(at[512], MatrixTile)
+    assert isinstance(choose_tile(65, 4096, 1100, False, torch.bfloat16), LibraryProduct)  # 9 MB
+    assert isinstance(choose_tile(65, 576, 576, False, torch.float32), LibraryProduct)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
