@@ -19,6 +19,7 @@ import triton.language as tl
 
 from eaglecli.kernels.contract import require
 from eaglecli.kernels.draft_topk import DraftCandidates
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 _TILE = 32  # candidates compared at a time
 
@@ -88,7 +89,9 @@ def _first_of_level(level: int, topk: int) -> int:
 def _start_beams_kernel(
     rows_ptr, log_q_ptr, token_ptr, pool_score_ptr, pool_token_ptr, pool_parent_ptr,
     beam_score_ptr, beam_token_ptr, beam_row_ptr, beam_pool_ptr, num_pool, num_candidates, TOPK: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     batch_row = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + batch_row).to(tl.int64)
     beam = tl.arange(0, BLOCK)
@@ -118,6 +121,7 @@ def start_beams_triton(
         _start_beams_kernel[(num_rows,)](
             rows, candidates.log_q, candidates.token, pool.score, pool.token, pool.parent, beams.score, beams.token, beams.row, beams.pool,
             pool.score.shape[1], candidates.token.shape[1], TOPK=topk, BLOCK=triton.next_power_of_2(topk), num_warps=1,
+            **launch_options(rows.device),
         )  # fmt: skip
     return pool, beams
 
@@ -127,7 +131,9 @@ def _expand_beams_kernel(
     beam_score_ptr, beam_pool_ptr, child_log_q_ptr, child_token_ptr, pool_score_ptr, pool_token_ptr, pool_parent_ptr,
     out_score_ptr, out_token_ptr, out_row_ptr, out_pool_ptr,
     first_pool, num_pool, TOPK: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     num_candidates: tl.constexpr = TOPK * TOPK
     beams, children, pool = row * TOPK, row * num_candidates, row * num_pool + first_pool
@@ -164,7 +170,7 @@ def expand_beams_triton(level: int, beams: Beams, children: DraftCandidates, poo
         _expand_beams_kernel[(num_rows,)](
             beams.score, beams.pool, children.log_q, children.token, pool.score, pool.token, pool.parent,
             out.score, out.token, out.row, out.pool, _first_of_level(level, topk), pool.score.shape[1],
-            TOPK=topk, BLOCK=triton.next_power_of_2(topk * topk), TILE=_TILE,
+            TOPK=topk, BLOCK=triton.next_power_of_2(topk * topk), TILE=_TILE, **launch_options(beams.score.device),
         )  # fmt: skip
     return out
 
@@ -181,7 +187,9 @@ def _is_kept(score_ptr, index, cut_score, cut_index, NUM_POOL: tl.constexpr):
 def _select_nodes_kernel(
     score_ptr, token_ptr, parent_ptr, rows_ptr, root_ptr, out_token_ptr, out_parent_ptr, out_depth_ptr, out_mask_ptr,
     NUM_POOL: tl.constexpr, POOL_BLOCK: tl.constexpr, NUM_NODES: tl.constexpr, NODE_BLOCK: tl.constexpr, TILE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     score_ptr += row * NUM_POOL
     # The last kept entry is the one with exactly NUM_NODES - 2 better ones.
@@ -244,14 +252,15 @@ def select_nodes_triton(pool: CandidatePool, rows: torch.Tensor, root_token: tor
             pool.score, pool.token, pool.parent, rows, root_token, out.tokens, out.parents, out.depths, out.ancestor_mask,
             NUM_POOL=num_pool, POOL_BLOCK=triton.next_power_of_2(num_pool),
             NUM_NODES=num_nodes, NODE_BLOCK=triton.next_power_of_2(num_nodes),
-            TILE=_TILE, num_warps=4 if num_pool <= 256 else 16,
+            TILE=_TILE, num_warps=4 if num_pool <= 256 else 16, **launch_options(pool.score.device),
         )  # fmt: skip
 
 
 @triton.jit
 def _root_only_tree_kernel(
-    rows_ptr, root_ptr, tokens_ptr, parents_ptr, depths_ptr, mask_ptr, num_rows, BLOCK: tl.constexpr
+    rows_ptr, root_ptr, tokens_ptr, parents_ptr, depths_ptr, mask_ptr, num_rows, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < num_rows
     row = tl.load(rows_ptr + index, mask=inside, other=0)
@@ -267,7 +276,16 @@ def root_only_tree_triton(rows: torch.Tensor, root_token: torch.Tensor, out: Dra
     num_rows = rows.shape[0]
     if num_rows:
         _root_only_tree_kernel[(triton.cdiv(num_rows, 256),)](
-            rows, root_token, out.tokens, out.parents, out.depths, out.ancestor_mask, num_rows, BLOCK=256, num_warps=1
+            rows,
+            root_token,
+            out.tokens,
+            out.parents,
+            out.depths,
+            out.ancestor_mask,
+            num_rows,
+            BLOCK=256,
+            num_warps=1,
+            **launch_options(rows.device),
         )
 
 

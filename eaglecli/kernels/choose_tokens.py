@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require, require_rows
+from eaglecli.kernels.launch import launch_options, start_dependent
 from eaglecli.kernels.philox import gumbel_noise_dense_reference, gumbel_of_range, gumbel_of_tokens
 
 _CHUNK = 2048  # logits of one program of the first launch
@@ -206,8 +207,10 @@ def _is_filtered(top_k, top_p, min_p, vocab_size):
 def _chunk_winners_kernel(
     logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, sample_ptr, position_ptr,
     chunk_max_ptr, chunk_id_ptr, vocab_size, num_chunks, row_stride, repeats, CHUNK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Maximum of every chunk, +inf if it holds NaN or +inf; and its winner: by logit, or with noise where the row only samples."""
+    start_dependent(DEPENDENT)
     logits_row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     row = tl.load(rows_ptr + logits_row // repeats)
@@ -234,7 +237,9 @@ def _choose_tokens_kernel(
     logits_ptr, rows_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, seed_ptr, sample_ptr, position_ptr,
     chunk_max_ptr, chunk_id_ptr, token_ptr, vocab_size, num_chunks, row_stride, repeats,
     KEY_BITS: tl.constexpr, DIGIT_BITS: tl.constexpr, CHUNKS_BLOCK: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     logits_row = tl.program_id(0).to(tl.int64)
     logits_ptr += logits_row * row_stride
     row = tl.load(rows_ptr + logits_row // repeats)
@@ -273,11 +278,13 @@ def choose_tokens_triton(logits: torch.Tensor, sampling: SamplingTensors, positi
             sampling.rows, sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, sampling.sample, position
         )  # fmt: skip
         sizes = vocab_size, num_chunks, logits.stride(0), sampling.repeats
-        _chunk_winners_kernel[(num_rows, num_chunks)](logits, *settings, chunk_max, chunk_id, *sizes, CHUNK=_CHUNK, num_warps=4)
+        _chunk_winners_kernel[(num_rows, num_chunks)](
+            logits, *settings, chunk_max, chunk_id, *sizes, CHUNK=_CHUNK, num_warps=4, **launch_options(logits.device)
+        )
         _choose_tokens_kernel[(num_rows,)](
             logits, *settings, chunk_max, chunk_id, token, *sizes,
             KEY_BITS=16 if logits.dtype == torch.bfloat16 else 32, DIGIT_BITS=_DIGIT_BITS,
-            CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), BLOCK=_BLOCK, num_warps=8,
+            CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), BLOCK=_BLOCK, num_warps=8, **launch_options(logits.device),
         )  # fmt: skip
     return token
 

@@ -22,6 +22,7 @@ from torch.nn import functional
 from eaglecli.kernels.accept_path import AcceptedPath, accept_path_reference, permute_slots, permute_tail_reference, walk_tree
 from eaglecli.kernels.build_tree import DraftTree
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 
 class Status(enum.IntEnum):
@@ -77,7 +78,9 @@ def _commit_run_kernel(
     tokens_ptr, path_ptr, extend_lens_ptr, record_ptr, dummy_row, num_columns, num_stop_ids,
     NUM_NODES: tl.constexpr, NODE_BLOCK: tl.constexpr, NUM_STEPS: tl.constexpr,
     RUN_WIDTH: tl.constexpr, STEP_BLOCK: tl.constexpr, STOP_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     batch_row = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + batch_row).to(tl.int64)
     base_length = tl.load(base_lengths_ptr + batch_row)
@@ -139,6 +142,7 @@ def commit_run_triton(
             progress.lengths.shape[0] - 1, progress.slot_table.shape[1], num_stop_ids,
             NUM_NODES=num_nodes, NODE_BLOCK=triton.next_power_of_2(num_nodes), NUM_STEPS=out.tokens.shape[1] - 1,
             RUN_WIDTH=run_width, STEP_BLOCK=triton.next_power_of_2(run_width), STOP_BLOCK=triton.next_power_of_2(num_stop_ids), num_warps=1,
+            **launch_options(rows.device),
         )  # fmt: skip
 
 

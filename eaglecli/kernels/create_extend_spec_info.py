@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 _ROW_BLOCK = 256  # extend lengths summed at a time
 
@@ -41,7 +42,9 @@ def _create_extend_spec_info_kernel(
     tokens_ptr, extend_lens_ptr, lengths_ptr, rows_ptr, slot_table_ptr, path_ptr,
     input_ids_ptr, positions_ptr, out_slots_ptr, feature_index_ptr, query_start_ptr, last_index_ptr, verified_id_ptr,
     proposal_positions_ptr, num_rows, num_columns, num_nodes, WIDTH: tl.constexpr, WIDTH_BLOCK: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     row = tl.program_id(0)
     start, total = 0, 0
     for first in range(0, num_rows, ROW_BLOCK):
@@ -102,7 +105,7 @@ def create_extend_spec_info_triton(
         tokens, extend_lens, lengths, rows, slot_table, path,
         out.input_ids, out.positions, out.out_slots, out.feature_index, out.query_start, out.last_index, out.verified_id,
         out.proposal_positions, num_rows, slot_table.shape[1], num_nodes,
-        WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width), ROW_BLOCK=_ROW_BLOCK, num_warps=1,
+        WIDTH=width, WIDTH_BLOCK=triton.next_power_of_2(width), ROW_BLOCK=_ROW_BLOCK, num_warps=1, **launch_options(tokens.device),
     )  # fmt: skip
     return out
 

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch.nn import functional
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 from eaglecli.kernels.rms_norm import rms_norm_reference
 
 
@@ -46,7 +47,9 @@ def _row_norm(x, weight_ptr, column, inside, eps, WIDTH: tl.constexpr):
 def _draft_input_kernel(
     input_ids_ptr, embedding_ptr, hidden_ptr, hidden_index_ptr, embedding_norm_ptr, hidden_norm_ptr, pair_ptr, residual_ptr, eps,
     RESIDUAL: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
@@ -94,6 +97,7 @@ def draft_input_triton(
         _draft_input_kernel[(num_tokens, 2)](
             input_ids, embedding, hidden, hidden_index, embedding_norm, hidden_norm, pair, rows, eps,
             RESIDUAL=int(residual) if is_copied else 0, WIDTH=width, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+            **launch_options(input_ids.device),
         )  # fmt: skip
     return DraftInput(pair, hidden if residual is Residual.RAW and rows is None else rows)
 

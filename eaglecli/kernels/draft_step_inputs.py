@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +37,9 @@ def _draft_step_inputs_kernel(
     rows_ptr, lengths_ptr, slot_table_ptr, beam_row_ptr, mask_before_ptr,
     positions_ptr, proposal_positions_ptr, out_slots_ptr, hidden_index_ptr, mask_ptr, query_start_ptr, out_lengths_ptr,
     step, num_columns, last_position, TOPK: tl.constexpr, BEAM_BLOCK: tl.constexpr, TAIL_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     batch_row = tl.program_id(0)
     row = tl.load(rows_ptr + batch_row).to(tl.int64)
     length = tl.load(lengths_ptr + row)
@@ -99,6 +102,7 @@ def draft_step_inputs_triton(
         out.positions, out.proposal_positions, out.out_slots, out.hidden_index, out.tail_mask, out.query_start, out.lengths,
         step, slot_table.shape[1], context_length - 1,
         TOPK=topk, BEAM_BLOCK=triton.next_power_of_2(topk), TAIL_BLOCK=triton.next_power_of_2(step * topk), num_warps=1,
+        **launch_options(rows.device),
     )  # fmt: skip
     return out
 

@@ -24,6 +24,7 @@ import triton.language as tl
 from eaglecli.kernels.choose_tokens import SamplingTensors, check_sampling
 from eaglecli.kernels.contract import require, require_rows
 from eaglecli.kernels.last_arrival import arrival_counters, is_last_arrival
+from eaglecli.kernels.launch import launch_options, start_dependent
 from eaglecli.kernels.philox import gumbel_noise_dense_reference, gumbel_noise_reference, gumbel_of_range, gumbel_of_tokens
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -66,7 +67,9 @@ def _draft_topk_kernel(
     num_valid, num_chunks, row_stride, repeats,
     INTO_ROWS: tl.constexpr, K: tl.constexpr,
     CHUNK: tl.constexpr, CHUNKS_BLOCK: tl.constexpr, WINNERS_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     logits_row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
     logits_ptr += logits_row * row_stride
@@ -163,7 +166,7 @@ def draft_topk_triton(
             chunk_max, chunk_peak, chunk_sum, chunk_id, arrival_counters(num_rows, device), out.log_q, out.token,
             num_valid, num_chunks, logits.stride(0), sampling.repeats, INTO_ROWS=into_rows is not None, K=k,
             CHUNK=_CHUNK, CHUNKS_BLOCK=triton.next_power_of_2(num_chunks), WINNERS_BLOCK=triton.next_power_of_2(num_chunks * k),
-            num_warps=4,
+            num_warps=4, **launch_options(logits.device),
         )  # fmt: skip
     return out
 

@@ -11,13 +11,17 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 from eaglecli.kernels.rms_norm import MAX_WIDTH, rms_norm_reference
 
 _COPY_WIDTH = 2048  # columns of one program when nothing is normalised
 
 
 @triton.jit
-def _gather_norm_kernel(x_ptr, index_ptr, weight_ptr, out_ptr, num_columns, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+def _gather_norm_kernel(
+    x_ptr, index_ptr, weight_ptr, out_ptr, num_columns, eps, WIDTH: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    start_dependent(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
     offset = tl.arange(0, BLOCK)
     column = tl.program_id(1) * WIDTH + offset
@@ -45,7 +49,16 @@ def gather_norm_triton(
     out = torch.empty(num_tokens, num_columns, dtype=x.dtype, device=x.device)
     if num_tokens:
         _gather_norm_kernel[(num_tokens, triton.cdiv(num_columns, width))](
-            x, index, weight, out, num_columns, eps, WIDTH=width, BLOCK=block, num_warps=min(16, max(1, block // 512))
+            x,
+            index,
+            weight,
+            out,
+            num_columns,
+            eps,
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=min(16, max(1, block // 512)),
+            **launch_options(x.device),
         )
     return out
 

@@ -11,14 +11,17 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 _BLOCK = 2048  # columns of one program
 
 
 @triton.jit
 def _keep_features_kernel(
-    features_ptr, tokens_ptr, lengths_ptr, rows_ptr, ring_ptr, ring_tokens_ptr, num_places, num_columns, BLOCK: tl.constexpr
+    features_ptr, tokens_ptr, lengths_ptr, rows_ptr, ring_ptr, ring_tokens_ptr, num_places, num_columns, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     batch_row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < num_columns
@@ -42,7 +45,7 @@ def keep_features_triton(
     num_rows, num_columns = features.shape
     if num_rows:
         _keep_features_kernel[(num_rows, triton.cdiv(num_columns, _BLOCK))](
-            features, tokens, lengths, rows, ring, ring_tokens, ring.shape[1], num_columns, BLOCK=_BLOCK
+            features, tokens, lengths, rows, ring, ring_tokens, ring.shape[1], num_columns, BLOCK=_BLOCK, **launch_options(features.device)
         )
 
 

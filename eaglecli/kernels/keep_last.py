@@ -9,12 +9,16 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 _BLOCK = 1024  # columns of one program
 
 
 @triton.jit
-def _keep_last_kernel(head_input_ptr, feedback_ptr, last_index_ptr, rows_ptr, draft_hidden_ptr, out_ptr, width, BLOCK: tl.constexpr):
+def _keep_last_kernel(
+    head_input_ptr, feedback_ptr, last_index_ptr, rows_ptr, draft_hidden_ptr, out_ptr, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    start_dependent(DEPENDENT)
     batch_row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -33,7 +37,7 @@ def keep_last_triton(
     out = torch.empty(num_rows, width, dtype=head_input.dtype, device=head_input.device)
     if out.numel():
         _keep_last_kernel[(num_rows, triton.cdiv(width, _BLOCK))](
-            head_input, feedback, last_index, rows, draft_hidden, out, width, BLOCK=_BLOCK
+            head_input, feedback, last_index, rows, draft_hidden, out, width, BLOCK=_BLOCK, **launch_options(head_input.device)
         )
     return out
 

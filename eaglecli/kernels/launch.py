@@ -1,7 +1,8 @@
 """Dependent launch: the next kernel of a stream starts while the last one drains (CUDA compute capability 9 and later).
 
 A kernel that takes part calls `gdc_launch_dependents` and, before it touches anything an earlier kernel wrote or still
-reads, `gdc_wait`; then completion stays transitive along the stream, and kernels without the attribute may stand between.
+reads and in every program, `gdc_wait`; then completion stays transitive along the stream, and kernels without the
+attribute may stand between.
 Only tensors that no kernel of the stream writes (weights) may be read before `gdc_wait`.
 
 Programs that wait occupy their multiprocessor: those of a kernel that needs whole multiprocessors (a large weight) would be
@@ -10,6 +11,9 @@ programs (attention, products) let the next one start only once their own wait i
 """
 
 import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def dependent_launch_supported(device: torch.device) -> bool:
@@ -22,3 +26,11 @@ def launch_options(device: torch.device, is_small: bool = True) -> dict[str, boo
     if is_small and dependent_launch_supported(device):
         return {"DEPENDENT": True, "launch_pdl": True}
     return {"DEPENDENT": False}
+
+
+@triton.jit
+def start_dependent(DEPENDENT: tl.constexpr):  # noqa: ANN201 - a part of kernels
+    """The first statement of a kernel that has nothing to read before the kernels before it have ended."""
+    if DEPENDENT:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -11,12 +11,14 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 _BLOCK = 256  # rows of one program
 
 
 @triton.jit
-def _live_rows_kernel(rows_ptr, finished_ptr, live_ptr, num_rows, dummy_row, BLOCK: tl.constexpr):
+def _live_rows_kernel(rows_ptr, finished_ptr, live_ptr, num_rows, dummy_row, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+    start_dependent(DEPENDENT)
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = index < num_rows
     row = tl.load(rows_ptr + index, mask=inside, other=0)
@@ -29,7 +31,9 @@ def live_rows_triton(rows: torch.Tensor, finished: torch.Tensor, out: torch.Tens
     _check(rows, finished, out)
     num_rows = rows.shape[0]
     if num_rows:
-        _live_rows_kernel[(triton.cdiv(num_rows, _BLOCK),)](rows, finished, out, num_rows, finished.shape[0] - 1, BLOCK=_BLOCK, num_warps=1)
+        _live_rows_kernel[(triton.cdiv(num_rows, _BLOCK),)](
+            rows, finished, out, num_rows, finished.shape[0] - 1, BLOCK=_BLOCK, num_warps=1, **launch_options(rows.device)
+        )
 
 
 def live_rows_reference(rows: torch.Tensor, finished: torch.Tensor, out: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from eaglecli.kernels.build_tree import DraftTree
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 FRACTION_BITS = 16  # of an accept length in fixed point
 _SPREAD = 40_503  # 2^16 / golden ratio: neighbouring numbers come to lie far apart
@@ -26,7 +27,9 @@ _SEED_MASK = tl.constexpr(0x7FFFFFFF)
 def _simulate_accept_kernel(
     rows_ptr, base_lengths_ptr, seeds_ptr, chosen_ptr, tree_tokens_ptr, parents_ptr, depths_ptr, allowed_ptr, period,
     NUM_NODES: tl.constexpr, NODE_BLOCK: tl.constexpr, NUM_STEPS: tl.constexpr, BITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     batch_row = tl.program_id(0).to(tl.int64)
     row = tl.load(rows_ptr + batch_row).to(tl.int64)
     length = tl.load(base_lengths_ptr + batch_row).to(tl.int64)
@@ -75,6 +78,7 @@ def simulate_accept_triton(
         _simulate_accept_kernel[(num_rows,)](
             rows, base_lengths, seeds, chosen, tree.tokens, tree.parents, tree.depths, allowed, period,
             NUM_NODES=num_nodes, NODE_BLOCK=triton.next_power_of_2(num_nodes), NUM_STEPS=num_steps, BITS=FRACTION_BITS, num_warps=1,
+            **launch_options(rows.device),
         )  # fmt: skip
 
 

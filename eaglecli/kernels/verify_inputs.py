@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from eaglecli.kernels.contract import require
+from eaglecli.kernels.launch import launch_options, start_dependent
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,9 @@ def _verify_inputs_kernel(
     rows_ptr, lengths_ptr, limits_ptr, slot_table_ptr, depths_ptr,
     positions_ptr, choice_positions_ptr, out_slots_ptr, allowed_ptr, query_start_ptr, base_lengths_ptr,
     num_columns, last_position, NUM_NODES: tl.constexpr, NODE_BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    start_dependent(DEPENDENT)
     batch_row = tl.program_id(0)
     row = tl.load(rows_ptr + batch_row).to(tl.int64)
     length, limit = tl.load(lengths_ptr + row), tl.load(limits_ptr + row)
@@ -74,6 +77,7 @@ def verify_inputs_triton(
         rows, lengths, limits, slot_table, depths,
         out.positions, out.choice_positions, out.out_slots, out.allowed, out.query_start, base_lengths,
         slot_table.shape[1], context_length - 1, NUM_NODES=num_nodes, NODE_BLOCK=triton.next_power_of_2(num_nodes), num_warps=1,
+        **launch_options(rows.device),
     )  # fmt: skip
     return out
 
