@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from eaglecli.engine.acceptance import Acceptance
-from eaglecli.engine.iteration_costs import IterationCosts
+from eaglecli.engine.iteration_costs import Bucket, IterationCosts
 from eaglecli.engine.settings import SpeculationSettings
 from eaglecli.engine.speculation_policy import StepObservation
 
@@ -61,7 +61,7 @@ class AdaptivePolicy:
         """Mode m is for batches of up to max_requests[m]; at least one is for all. `watch` is told of every change that is no trial."""
         self.acceptance, self.costs = Acceptance(modes), costs
         self._modes, self._max_requests, self.watch = tuple(modes), tuple(max_requests), watch
-        self._best: dict[int, int] = {}  # by bucket of batch sizes
+        self._best: dict[Bucket, int] = {}
         self._last: int | None = None  # mode of the iteration before
         self._held: int | None = None  # the same, trials left out
         self._held_since = 0
@@ -69,16 +69,18 @@ class AdaptivePolicy:
         self._elapsed_s = self._trial_loss_s = 0.0
         self._trial: tuple[int, int] | None = None  # mode, iterations left
         self._pending: list[StepObservation] = []
-        self._decided_for, self._decide_at, self._seconds = 0, 0, 0.0
+        self._length_class = 0  # of the rows that a decision is made for
+        self._decided_for, self._decide_at, self._seconds = (0, 0), 0, 0.0
         self._tried_at = [-LONGEST_WAIT_ITERATIONS] * len(modes)
         self._wait = [FIRST_WAIT_ITERATIONS] * len(modes)
         self.num_changes = self.num_trials = self.num_trial_iterations = 0
         self.changes: list[ModeChange] = []
 
-    def choose(self, num_requests: int) -> int:
-        """The mode of the next iteration."""
+    def choose(self, num_requests: int, length_class: int = 0) -> int:
+        """The mode of the next iteration. What iterations cost is learnt apart for every length class."""
         self._iteration += 1
-        is_settled = num_requests == self._decided_for and self._iteration < self._decide_at and self._trial is None
+        self._length_class = length_class
+        is_settled = (num_requests, length_class) == self._decided_for and self._iteration < self._decide_at and self._trial is None
         if is_settled and self._last is not None:
             self._elapsed_s += self._seconds
             return self._last
@@ -86,11 +88,11 @@ class AdaptivePolicy:
         allowed = [mode for mode, most in enumerate(self._max_requests) if num_requests <= most]
         best = self._settle(num_requests, allowed)
         mode = self._try_out(num_requests, allowed, best)
-        self._seconds = self.costs.seconds(mode, num_requests)
+        self._seconds = self._cost_s(mode, num_requests)
         self._elapsed_s += self._seconds
         self._note(mode, num_requests, is_trial=mode != best)
         is_brief = self._is_beginning(num_requests) or (mode != best and self._trial is None)
-        self._decided_for, self._decide_at = num_requests, self._iteration + (1 if is_brief else DECISION_ITERATIONS)
+        self._decided_for, self._decide_at = (num_requests, length_class), self._iteration + (1 if is_brief else DECISION_ITERATIONS)
         return mode
 
     def observe(self, observation: StepObservation) -> None:
@@ -104,12 +106,17 @@ class AdaptivePolicy:
             self.acceptance.observe(mode, np.concatenate(counts), len(counts))
         for observation in self._pending:
             if observation.seconds is not None:
-                self.costs.observe(observation.mode, observation.num_requests, observation.seconds, observation.caught_up)
+                self.costs.observe(
+                    observation.mode, observation.num_requests, observation.seconds, observation.caught_up, observation.length_class
+                )
         self._pending.clear()
 
     def rate(self, mode: int, num_requests: int) -> float:
         """Expected tokens a second of one row."""
-        return self.acceptance.tokens(mode) / self.costs.seconds(mode, num_requests)
+        return self.acceptance.tokens(mode) / self._cost_s(mode, num_requests)
+
+    def _cost_s(self, mode: int, num_requests: int) -> float:
+        return self.costs.seconds(mode, num_requests, self._length_class)
 
     def describe(self) -> dict[str, Any]:
         """What was found out and what was done."""
@@ -119,7 +126,10 @@ class AdaptivePolicy:
             "num_trials": self.num_trials,
             "num_trial_iterations": self.num_trial_iterations,
             "expected_tokens": {str(mode): self.acceptance.tokens(number) for number, mode in enumerate(self._modes)},
-            "choice_by_batch_size": {str(bucket): str(self._modes[mode]) for bucket, mode in sorted(self._best.items())},
+            "choice_by_batch_size": {
+                f"{size}, length class {length_class}" if length_class else str(size): str(self._modes[mode])
+                for (size, length_class), mode in sorted(self._best.items())
+            },
             "changes": [
                 {
                     "iteration": change.iteration,
@@ -134,7 +144,7 @@ class AdaptivePolicy:
 
     def _settle(self, num_requests: int, allowed: Sequence[int]) -> int:
         """The mode that holds at this batch size: the one before, until another is better by the margin."""
-        bucket = self.costs.bucket(num_requests)
+        bucket = self.costs.bucket(num_requests, self._length_class)
         rates = {mode: self.rate(mode, num_requests) for mode in allowed}
         best, held = max(allowed, key=rates.__getitem__), self._best.get(bucket)
         if self._is_beginning(num_requests) and 0 in rates and self._could_win(0, num_requests, best):
@@ -186,17 +196,21 @@ class AdaptivePolicy:
 
     def _trial_allowance_s(self, num_requests: int, best: int) -> float:
         """Seconds that all trials up to now may lose."""
-        return TRIAL_SHARE * self._elapsed_s + GRANTED_ITERATIONS * self.costs.seconds(best, num_requests)
+        return TRIAL_SHARE * self._elapsed_s + GRANTED_ITERATIONS * self._cost_s(best, num_requests)
 
     def _is_unsure(self, mode: int, num_requests: int, best: int) -> bool:
         """While decoding plainly nothing is learnt of any draft; else of modes that the running one tells too little of."""
         is_guessed = self._modes[best].num_steps == 0 or self.acceptance.evidence(mode) < ENOUGH_EVIDENCE
-        return is_guessed or self.acceptance.doubt(mode) > SURE or self.costs.age(mode, num_requests) > LONGEST_WAIT_ITERATIONS
+        return (
+            is_guessed
+            or self.acceptance.doubt(mode) > SURE
+            or self.costs.age(mode, num_requests, self._length_class) > LONGEST_WAIT_ITERATIONS
+        )
 
     def _could_win(self, mode: int, num_requests: int, best: int) -> bool:
         """If all its drafts were right."""
         most = self._modes[mode].num_steps + 1
-        return most / self.costs.seconds(mode, num_requests) > MARGIN * self.rate(best, num_requests)
+        return most / self._cost_s(mode, num_requests) > MARGIN * self.rate(best, num_requests)
 
     def _is_beginning(self, num_requests: int) -> bool:
         """Mode 0 is being tried, as it were."""
@@ -209,7 +223,7 @@ class AdaptivePolicy:
         """Seconds that a trial loses if it accepts less than expected: half as much where nothing drafts now, else by half its doubt."""
         lost_share = self.acceptance.doubt(mode) if self._modes[best].num_steps else 1.0
         tokens = 1 + (self.acceptance.tokens(mode) - 1) * (1 - lost_share / 2)
-        lost = self.costs.seconds(mode, num_requests) - tokens / self.rate(best, num_requests)
+        lost = self._cost_s(mode, num_requests) - tokens / self.rate(best, num_requests)
         return max(lost, 0.0) * self._trial_length(num_requests) + self.costs.catch_up_s
 
     def _note(self, mode: int, num_requests: int, is_trial: bool) -> None:
@@ -218,7 +232,7 @@ class AdaptivePolicy:
             return
         self.num_changes += 1
         tokens = (self.acceptance.tokens(last), self.acceptance.tokens(mode))
-        seconds = (self.costs.seconds(last, num_requests), self.costs.seconds(mode, num_requests))
+        seconds = (self._cost_s(last, num_requests), self._cost_s(mode, num_requests))
         change = ModeChange(self._iteration, num_requests, last, mode, is_trial, tokens, seconds)
         if len(self.changes) < NUM_LOGGED_CHANGES:
             self.changes.append(change)

@@ -1,5 +1,6 @@
 """The batch engine: requests in, completions out, one iteration of EAGLE for all running rows at a time."""
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -12,11 +13,11 @@ from eaglecli.engine.attention_backend import AttentionBackend, choose_attention
 from eaglecli.engine.draft import RootOnlyDrafter
 from eaglecli.engine.graph_capture import CapturePlan, capture_all, find_capturable_size
 from eaglecli.engine.graph_runner import CaptureReport, GraphRunner, StaticTensors
-from eaglecli.engine.graph_sizes import padded_size
+from eaglecli.engine.graph_sizes import graph_lengths, padded_size
 from eaglecli.engine.iteration import named_tensors
 from eaglecli.engine.logit_adjustments import allocate_adjustments
 from eaglecli.engine.logprob_buffers import LogprobBuffers
-from eaglecli.engine.measure_costs import MEASURED_CONTEXT, measure_costs
+from eaglecli.engine.measure_costs import MeasuredRows, measure_costs
 from eaglecli.engine.modes import Mode, ModeParts, allocate_backlog, build_modes, capture_plans, describe_modes, eagle_drafter
 from eaglecli.engine.outlook import OUTLOOK_INTERVAL_S, Outlook
 from eaglecli.engine.outputs import OutputBuffers
@@ -74,6 +75,7 @@ class Engine:
         self.settings = settings
         self.counts = EngineCounts()
         self.policy: SpeculationPolicy = FixedPolicy()
+        self._graph_lengths = graph_lengths(settings.context_length)
         self.outlook = Outlook()  # any thread may read it
         device, dtype = target.embed_weight.device, target.dtype
         if not any(speculation.num_steps for speculation in settings.all_speculation):
@@ -180,16 +182,17 @@ class Engine:
         completions = self._make_room()
         if self._readback.is_empty:
             self._last_read_s = perf_counter()  # what this iteration is measured from
-        chunks, caught_up = self._schedule(), False
+        chunks, caught_up, length_class = self._schedule(), False, 0
         asked = self._what_is_asked()
         records = [self._run_prefill(chunks, asked)] if chunks else []
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.chooses_token], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
         if len(decoded):
-            self._change_mode(self.policy.choose(len(decoded)))
-            size = self._size_of(len(decoded))
             hints = HostHints(self._max_length(decoded), *asked)
+            length_class = bisect_left(self._graph_lengths, hints.max_length)
+            self._change_mode(self.policy.choose(len(decoded), length_class))
+            size = self._size_of(len(decoded))
             caught_up = self._catch_up(decoded, hints)
             self._iteration.load_rows(decoded, size)
             self._static.check()
@@ -202,7 +205,8 @@ class Engine:
             self._mode.num_iterations += 1
             self._num_iterations_of[len(decoded)] += 1
         if records:
-            step = StepRows(prefilled, decoded, self._owner[prefilled], self._owner[decoded], self._mode_number, bool(chunks), caught_up)
+            owners = self._owner[prefilled], self._owner[decoded]
+            step = StepRows(prefilled, decoded, *owners, self._mode_number, bool(chunks), caught_up, length_class)
             self._readback.put(step, records)
         completions += self._collect(keep=1 if len(decoded) and not self.attention.needs_host_lengths else 0)
         if perf_counter() - self.outlook.made_s > OUTLOOK_INTERVAL_S:
@@ -256,14 +260,12 @@ class Engine:
         if self._backlog is not None and self._eagle is not None:
             self._backlog.warm_up(self._eagle.catch_up, self.settings.chunked_prefill_size, self.widest_hints)
         sizes, most = self.settings.graph_sizes, self.settings.max_running_requests
-        length = self._state.lengths[self._state.dummy_row]
-        measured_length = min(self.settings.context_length // 4, MEASURED_CONTEXT)
-        length.fill_(measured_length)  # whose slots are all the dummy slot
-        hints = replace(self.widest_hints, max_length=measured_length)
+        rows = MeasuredRows(self._state, self._caches.values(), self.settings)
         try:
-            return measure_costs(self._modes, sizes if self.settings.pads_to_graph_sizes else (), most, hints, budget_s)
+            graph_sizes = sizes if self.settings.pads_to_graph_sizes else ()
+            return measure_costs(self._modes, rows, graph_sizes, most, self.widest_hints, budget_s)
         finally:
-            length.zero_()
+            rows.restore()
 
     @property
     def widest_hints(self) -> HostHints:
@@ -458,7 +460,8 @@ class Engine:
         self._accepted_of[:, len(record)] += len(current), int(current[:, -3].sum())
         seconds = None if before is None or step.has_prefill else now - before
         going_on = current[status_of(current) == Status.RUNNING]
-        self.policy.observe(StepObservation(step.mode, len(record), going_on[:, -3], num_tokens, seconds, step.caught_up))
+        accept_counts, length_class = going_on[:, -3], step.length_class
+        self.policy.observe(StepObservation(step.mode, len(record), accept_counts, num_tokens, seconds, step.caught_up, length_class))
 
     def _take_record(
         self, rows: np.ndarray, owner: np.ndarray, record: np.ndarray, logprobs: np.ndarray, num_proposed: int | None

@@ -2,11 +2,14 @@
 
 The start measures rows of one length. What really runs takes longer or less: keys of real lengths are read, the host has its share.
 Most of that is the same whatever the mode, so what the first iterations at a batch size show is carried over to all modes there; what
-differs when another mode runs belongs to that mode. Pure arithmetic, no tensors.
+differs when another mode runs belongs to that mode. Corrections are kept apart for batches with long rows: one long row costs a tree
+more than a chain. Pure arithmetic, no tensors.
 """
 
 from bisect import bisect_left
 from collections.abc import Mapping
+
+Bucket = tuple[int, int]  # batch size, length class
 
 _FIRST_COMMON_GAIN, _COMMON_GAIN = 0.2, 0.02  # part of an error that goes to all modes: in the first iterations, and later
 _OWN_GAIN = 0.03  # part that goes to the mode; in its own first iterations all of it: their mean
@@ -26,27 +29,27 @@ class IterationCosts:
         for (mode, size), seconds in sorted(measured_s.items()):
             self._points.setdefault(mode, []).append((size, seconds))
         self._sizes = sorted({size for _, size in measured_s})
-        self._common_s: dict[int, float] = {}
-        self._own_s: dict[tuple[int, int], float] = {}
-        self._num_seen: dict[tuple[int, int], int] = {}
-        self._num_in_bucket: dict[int, int] = {}
-        self._last_seen: dict[tuple[int, int], int] = {}
+        self._common_s: dict[Bucket, float] = {}
+        self._own_s: dict[tuple[int, Bucket], float] = {}
+        self._num_seen: dict[tuple[int, Bucket], int] = {}
+        self._num_in_bucket: dict[Bucket, int] = {}
+        self._last_seen: dict[tuple[int, Bucket], int] = {}
         self._num_iterations = 0
         self.catch_up_s = 0.0  # of an iteration before which the draft catches up: what it takes longer
 
-    def seconds(self, mode: int, num_requests: int) -> float:
+    def seconds(self, mode: int, num_requests: int, length_class: int = 0) -> float:
         """The estimate, never below half of what was measured at the start."""
-        measured, bucket = self._measured(mode, num_requests), self.bucket(num_requests)
+        measured, bucket = self._measured(mode, num_requests), self.bucket(num_requests, length_class)
         corrected = measured + self._common_s.get(bucket, 0.0) + self._own_s.get((mode, bucket), 0.0)
         return max(corrected, measured / 2)
 
-    def bucket(self, num_requests: int) -> int:
-        """The measured size that stands for a batch size: batches that share it share what is learnt of them."""
-        return self._sizes[min(bisect_left(self._sizes, num_requests), len(self._sizes) - 1)]
+    def bucket(self, num_requests: int, length_class: int = 0) -> Bucket:
+        """The measured size that stands for a batch size, and the class: batches that share both share what is learnt of them."""
+        return self._sizes[min(bisect_left(self._sizes, num_requests), len(self._sizes) - 1)], length_class
 
-    def observe(self, mode: int, num_requests: int, seconds: float, caught_up: bool) -> None:
+    def observe(self, mode: int, num_requests: int, seconds: float, caught_up: bool, length_class: int = 0) -> None:
         """An iteration took so long."""
-        expected, bucket = self.seconds(mode, num_requests), self.bucket(num_requests)
+        expected, bucket = self.seconds(mode, num_requests, length_class), self.bucket(num_requests, length_class)
         self._num_iterations += 1
         if caught_up:
             self.catch_up_s += _CATCH_UP_GAIN * (max(seconds - expected, 0.0) - self.catch_up_s)
@@ -62,9 +65,9 @@ class IterationCosts:
         self._num_in_bucket[bucket] = self._num_in_bucket.get(bucket, 0) + 1
         self._last_seen[mode, bucket] = self._num_iterations
 
-    def age(self, mode: int, num_requests: int) -> int:
-        """Iterations observed since the last one of the mode at this batch size, or since the start."""
-        return self._num_iterations - self._last_seen.get((mode, self.bucket(num_requests)), 0)
+    def age(self, mode: int, num_requests: int, length_class: int = 0) -> int:
+        """Iterations observed since the last one of the mode for such batches, or since the start."""
+        return self._num_iterations - self._last_seen.get((mode, self.bucket(num_requests, length_class)), 0)
 
     def _measured(self, mode: int, num_requests: int) -> float:
         points = self._points[mode]

@@ -1,19 +1,54 @@
 """What an iteration of each mode costs at each batch size, measured before anything runs.
 
-The stages run on padding alone, by graph where they are captured: the same launches as ever. The dummy row is given a context
-meanwhile: what attention takes depends on it, and for a wide tree more than for a chain.
+The stages run by graph where they are captured, on rows of one length with slots of their own: what attention takes depends on
+lengths, for a wide tree more than for a chain, and padding, which reads and writes one slot, takes longer than rows do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter
 
+import numpy as np
 import torch
 
+from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.modes import Mode
-from eaglecli.engine.row_state import HostHints
+from eaglecli.engine.row_state import HostHints, RowState
+from eaglecli.engine.settings import EngineSettings
 
-MEASURED_CONTEXT = 512  # tokens; a quarter of the longest context, if that is less
+_MEASURED_CONTEXT = 256  # tokens; a quarter of the longest context, if that is less
 _NUM_BACK_TO_BACK, _NUM_TIMED = 2, 3
+
+
+class MeasuredRows:
+    """Rows as if their prompts had just been run, of an engine that is idle. `restore` gives the state back as it was."""
+
+    def __init__(self, state: RowState, caches: Iterable[torch.Tensor], settings: EngineSettings) -> None:
+        """caches [layers, 2, slots, nkv, hd]; slots in use are zeroed, since uninitialised ones may hold NaN."""
+        self._state, self._num_rows = state, settings.max_running_requests
+        self._found = {name: tensor.clone() for name, tensor in named_tensors("state", state).items()}
+        length = min(settings.context_length // 4, _MEASURED_CONTEXT)
+        num_columns = min(length + (_NUM_BACK_TO_BACK + 1) * settings.run_width + settings.lookahead, state.slot_table.shape[1])
+        self.length, self.max_length = length, min(num_columns, settings.context_length)
+        for cache in caches:
+            num_slots = cache.shape[2]
+            cache[:, :, : self._num_rows * num_columns + 1] = 0
+        slots = torch.arange(self._num_rows * num_columns, device=state.lengths.device) % (num_slots - 1) + 1
+        self._slots = slots.view(self._num_rows, num_columns).int()  # a pool too small for all rows is shared
+
+    def deal(self, iteration: Iteration, size: int) -> None:
+        """Let `size` rows, the dummy row where there are too few, stand at the same length again and be the iteration's."""
+        state, rows = self._state, slice(min(size, self._num_rows))
+        state.slot_table[rows, : self._slots.shape[1]] = self._slots[rows]
+        state.lengths[rows], state.limits[rows] = self.length, state.context_length
+        for tensor in (state.verified_id, state.finished, state.temperature, state.draft_hidden, state.draft_log_q, state.draft_token):
+            tensor[rows] = 0
+        iteration.load_rows(np.arange(rows.stop), size)
+
+    def restore(self) -> None:
+        """As it was found."""
+        for name, tensor in named_tensors("state", self._state).items():
+            tensor.copy_(self._found[name])
 
 
 def measured_sizes(graph_sizes: Sequence[int], max_requests: int) -> list[int]:
@@ -32,9 +67,10 @@ def measured_sizes(graph_sizes: Sequence[int], max_requests: int) -> list[int]:
 
 
 def measure_costs(
-    modes: Sequence[Mode], graph_sizes: Sequence[int], max_requests: int, hints: HostHints, budget_s: float
+    modes: Sequence[Mode], rows: MeasuredRows, graph_sizes: Sequence[int], max_requests: int, hints: HostHints, budget_s: float
 ) -> dict[tuple[int, int], float]:
     """Seconds by (mode, batch size); two sizes of every mode at least, more while the budget lasts. Only while nothing runs."""
+    hints = replace(hints, max_length=rows.max_length)
     started, costs = perf_counter(), {}
     for place, size in enumerate(measured_sizes(graph_sizes, max_requests)):
         for number, mode in enumerate(modes):
@@ -45,23 +81,23 @@ def measure_costs(
             if is_needed or size <= mode.max_requests:
                 measured = min(size, largest)
                 if (number, measured) not in costs:
-                    costs[number, measured] = _seconds(mode, measured, hints, is_warm=place > 0)
+                    costs[number, measured] = _seconds(mode, rows, measured, hints, is_warm=place > 0)
     return costs
 
 
-def _seconds(mode: Mode, size: int, hints: HostHints, is_warm: bool) -> float:
+def _seconds(mode: Mode, rows: MeasuredRows, size: int, hints: HostHints, is_warm: bool) -> float:
     """The least of a few timings: whatever disturbs one makes it longer. Without a GPU, where one takes long, a single one."""
-    mode.iteration.load_padding(size)
     device = mode.iteration.buffers.rows.device
     is_cuda = device.type == "cuda"
     if is_cuda or not is_warm:
-        _time(mode, size, hints, 1, device)
+        _time(mode, rows, size, hints, 1, device)
     num_timed, num_runs = (_NUM_TIMED, _NUM_BACK_TO_BACK) if is_cuda else (1, 1)
-    return min(_time(mode, size, hints, num_runs, device) for _ in range(num_timed))
+    return min(_time(mode, rows, size, hints, num_runs, device) for _ in range(num_timed))
 
 
-def _time(mode: Mode, size: int, hints: HostHints, num_runs: int, device: torch.device) -> float:
+def _time(mode: Mode, rows: MeasuredRows, size: int, hints: HostHints, num_runs: int, device: torch.device) -> float:
     wait: Callable[[], None] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    rows.deal(mode.iteration, size)
     wait()
     started = perf_counter()
     for _ in range(num_runs):

@@ -62,7 +62,7 @@ class ModeRace:
         """One mode has won."""
         return not self._left
 
-    def choose(self, num_requests: int) -> int:
+    def choose(self, num_requests: int, length_class: int = 0) -> int:
         """The mode whose turn it is; while few requests run, they stay with it."""
         if not self._left:
             return self.ranking()[0].mode

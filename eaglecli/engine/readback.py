@@ -24,6 +24,7 @@ class StepRows:
     mode: int  # how the iteration speculated
     has_prefill: bool
     caught_up: bool  # the draft had tokens to catch up with before
+    length_class: int  # of its rows, see `graph_sizes.graph_lengths`
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,13 +21,14 @@ class StepObservation:
     num_tokens: int  # emitted by all rows
     seconds: float | None  # between its record and the one before; None where something else ran in between (a prefill, nothing at all)
     caught_up: bool  # the draft caught up with tokens that were decoded without it: not a cost of every iteration of the mode
+    length_class: int = 0  # of its rows, as `choose` was told
 
 
 class SpeculationPolicy(Protocol):
     """Chooses a mode for every iteration."""
 
-    def choose(self, num_requests: int) -> int:
-        """The mode of the next iteration, of `num_requests` running requests."""
+    def choose(self, num_requests: int, length_class: int = 0) -> int:
+        """The mode of the next iteration, of `num_requests` running requests; length_class: which of the graphs' bounds holds its rows."""
         ...
 
     def observe(self, observation: StepObservation) -> None:
@@ -45,7 +46,7 @@ class FixedPolicy:
     def __init__(self, mode: int = 0) -> None:
         self.mode = mode
 
-    def choose(self, num_requests: int) -> int:
+    def choose(self, num_requests: int, length_class: int = 0) -> int:
         """That mode."""
         return self.mode
 
@@ -66,7 +67,7 @@ class TablePolicy:
             raise ValueError("a table of modes names ascending batch sizes")
         self._modes = tuple(modes)
 
-    def choose(self, num_requests: int) -> int:
+    def choose(self, num_requests: int, length_class: int = 0) -> int:
         """The mode of the first range that holds the batch."""
         return next((mode for size, mode in self._modes if num_requests <= size), self._modes[-1][1])
 
@@ -84,7 +85,7 @@ class ScriptedPolicy:
     def __init__(self, choose: Callable[[int], int], observe: Callable[[StepObservation], None] = lambda observation: None) -> None:
         self._choose, self._observe = choose, observe
 
-    def choose(self, num_requests: int) -> int:
+    def choose(self, num_requests: int, length_class: int = 0) -> int:
         """What the function says."""
         return self._choose(num_requests)
 

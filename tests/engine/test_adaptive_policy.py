@@ -198,7 +198,7 @@ def test_what_is_known_stays_while_nothing_is_seen_and_gives_way_quickly():
 def test_costs_are_lines_between_sizes_and_learn_what_the_start_did_not_see():
     costs = IterationCosts({(0, 1): 1.0, (0, 9): 3.0, (1, 1): 0.5, (1, 9): 0.9})
     assert [costs.seconds(0, n) for n in (1, 5, 9, 13)] == [1.0, 2.0, 3.0, 4.0]
-    assert [costs.bucket(n) for n in (1, 2, 9, 20)] == [1, 9, 9, 9]
+    assert [costs.bucket(n) for n in (1, 2, 9, 20)] == [(1, 0), (9, 0), (9, 0), (9, 0)]
     for _ in range(200):
         costs.observe(0, 9, 3.4, caught_up=False)
     assert costs.seconds(0, 9) == pytest.approx(3.4, abs=0.01)
@@ -206,5 +206,8 @@ def test_costs_are_lines_between_sizes_and_learn_what_the_start_did_not_see():
     assert costs.seconds(1, 1) == 0.5
     costs.observe(0, 9, 4.4, caught_up=True)
     assert costs.catch_up_s > 0 and costs.seconds(0, 9) == pytest.approx(3.4, abs=0.01)
+    assert costs.seconds(0, 9, length_class=1) == 3.0  # nothing is known of long rows yet
+    costs.observe(0, 9, 3.6, caught_up=False, length_class=1)
+    assert costs.seconds(0, 9, length_class=1) > 3.1
     costs.observe(0, 9, 100.0, caught_up=False)  # a pause of the host
     assert costs.seconds(0, 9) < 4.0

@@ -11,8 +11,8 @@ import torch
 
 from eaglecli.engine.backlog import START_UNIT
 from eaglecli.engine.engine import Engine
-from eaglecli.engine.iteration import Iteration
-from eaglecli.engine.measure_costs import measured_sizes
+from eaglecli.engine.iteration import Iteration, named_tensors
+from eaglecli.engine.measure_costs import MeasuredRows, measured_sizes
 from eaglecli.engine.request import Request
 from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SpeculationSettings
 from eaglecli.engine.speculation_policy import ScriptedPolicy, StepObservation, TablePolicy
@@ -226,16 +226,25 @@ def test_costs_are_measured_for_every_mode_and_leave_no_trace(rand: LoadedPair, 
     alternatives = (Alternative(PLAIN, 4), Alternative(TREE, 2))
     settings = EngineSettings(128, 2048, max_running_requests=4, speculation=CHAIN, alternatives=alternatives)
     engine = Engine(rand.target.model, rand.draft.model, settings)
-    contexts: set[int] = set()
-    load_padding = Iteration.load_padding
+    for cache in engine._caches.values():
+        cache.fill_(torch.nan)  # as uninitialised memory may be
+    state = named_tensors("state", engine._state)
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    dealt: list[tuple[int, bool]] = []
+    deal = MeasuredRows.deal
 
-    def watch(iteration: Iteration, size: int) -> None:
-        contexts.add(int(engine._state.lengths[-1]))
-        load_padding(iteration, size)
+    def watch(rows: MeasuredRows, iteration: Iteration, size: int) -> None:
+        """What the run before has left: the same rows, further on, none stopped by a bad number."""
+        ended = bool(engine._state.finished[:-1][engine._state.lengths[:-1] > 0].any())
+        deal(rows, iteration, size)
+        used = engine._state.slot_table[:size, : rows.max_length]
+        assert used.unique().numel() == used.numel() and used.all(), "rows share slots, or use the dummy slot"
+        dealt.append((int(engine._state.lengths[0]), ended))
 
-    monkeypatch.setattr(Iteration, "load_padding", watch)
+    monkeypatch.setattr(MeasuredRows, "deal", watch)
     costs = engine.measure_costs(budget_s=0.0)
-    assert contexts == {128 // 4} and not engine._state.lengths.any()  # measured with a context, which is then gone
+    assert {*dealt} == {(128 // 4, False)}
+    assert all(torch.equal(tensor[:-1], before[name][:-1]) for name, tensor in state.items())  # which are then gone
     assert set(costs) == {(0, 1), (0, 4), (1, 1), (1, 4), (2, 1), (2, 2)}  # no cost past a mode's limit
     assert min(costs.values()) > 0
     assert len(engine.measure_costs(budget_s=100.0)) == 8
