@@ -11,7 +11,7 @@ last line of stdout is a JSON summary.
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -46,34 +46,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tokenizer = load_reference_tokenizer(path)
     prompts = [np.array(prompt_ids(tokenizer, record), np.int32) for record in read_records(options.input, None)]
     context = max(map(len, prompts)) + options.max_new_tokens
+    waves = {batch: prompts[: batch * options.num_batches] for batch in options.batch_size}
+    rates = our_rates(options, path, dtype, context, waves)
     reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).to(options.device).eval()
-    theirs = {}
-    for batch in options.batch_size:
-        wave = prompts[: batch * options.num_batches]
+    lines = []
+    for batch, wave in waves.items():
         transformers_seconds(reference, wave[:batch], batch, min(16, options.max_new_tokens))
-        theirs[batch] = len(wave) * options.max_new_tokens / transformers_seconds(reference, wave, batch, options.max_new_tokens)
-        print(f"batch {batch:4} transformers {theirs[batch]:10.1f} token/s", flush=True)
-    del reference
+        theirs = len(wave) * options.max_new_tokens / transformers_seconds(reference, wave, batch, options.max_new_tokens)
+        for mode, rate in {"transformers": theirs, **rates[batch]}.items():
+            lines.append({"batch": batch, "mode": mode, "tokens_per_s": rate, "ratio": rate / theirs})
+            print(f"batch {batch:4} {mode:12} {rate:10.1f} token/s  {rate / theirs:6.2f} x transformers", flush=True)
+    print(json.dumps(lines))
+    return 0
+
+
+def our_rates(
+    options: argparse.Namespace, path: Path, dtype: torch.dtype, context: int, waves: Mapping[int, Sequence[np.ndarray]]
+) -> dict[int, dict[str, float]]:
+    """token/s by batch size and mode."""
     target = load_target(path, dtype, options.device, context)
     draft = load_draft(resolve_draft_path(options.draft), target, dtype, options.device, context)
     shapes = [PLAIN, *(SpeculationSettings(*map(int, triple.split("/"))) for triple in options.triple or ["5/1/6"])]
-    lines = [{"batch": batch, "mode": "transformers", "tokens_per_s": rate, "ratio": 1.0} for batch, rate in theirs.items()]
-    for batch in options.batch_size:
+    rates: dict[int, dict[str, float]] = {batch: {} for batch in waves}
+    for batch, wave in waves.items():
         for shape in shapes:
             slots = batch * (context + shape.lookahead + 16)
             settings = EngineSettings(context, slots, batch, chunked_prefill_size=8192, speculation=shape, graph_sizes=(batch,))
             engine = Engine(target.model, None if shape == PLAIN else draft.model, settings)
             for _ in engine.capture() if engine.can_capture else ():
                 pass
-            wave = prompts[: batch * options.num_batches]
             engine_seconds(engine, wave[:batch], min(16, options.max_new_tokens))
             rate = len(wave) * options.max_new_tokens / engine_seconds(engine, wave, options.max_new_tokens)
-            lines.append({"batch": batch, "mode": str(shape), "tokens_per_s": rate, "ratio": rate / theirs[batch]})
+            rates[batch][str(shape)] = rate
             del engine
             release_memory()
-            print(f"batch {batch:4} {lines[-1]['mode']:12} {rate:10.1f} token/s  {rate / theirs[batch]:6.2f} x transformers", flush=True)
-    print(json.dumps(lines))
-    return 0
+            print(f"batch {batch:4} {shape!s:12} {rate:10.1f} token/s", flush=True)
+    return rates
 
 
 @torch.inference_mode()
