@@ -208,9 +208,9 @@ class AdaptivePolicy:
         )
 
     def _could_win(self, mode: int, num_requests: int, best: int) -> bool:
-        """If all its drafts were right."""
+        """If all its drafts were right, and what has not run cost no more than was measured."""
         most = self._modes[mode].num_steps + 1
-        return most / self._cost_s(mode, num_requests) > MARGIN * self.rate(best, num_requests)
+        return most / self.costs.least_seconds(mode, num_requests, self._length_class) > MARGIN * self.rate(best, num_requests)
 
     def _is_beginning(self, num_requests: int) -> bool:
         """Mode 0 is being tried, as it were."""

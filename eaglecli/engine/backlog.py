@@ -6,7 +6,7 @@ iteration that drafts, one pass over what was kept gives those tokens their entr
 extend after each of them would have used: proposals are what they would have been without the pause.
 
 A pause of more than W tokens leaves a gap. The draft's cache of such a row then begins anew with the last W - 63 to W
-tokens (`RowState.draft_start`, a multiple of 64): proposals get poorer, the text cannot change.
+tokens (`RowState.draft_start`, a multiple of 128): proposals get poorer, the text cannot change.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from eaglecli.kernels.create_extend_spec_info import create_extend_spec_info
 from eaglecli.kernels.keep_features import keep_features
 from eaglecli.models.draft_model import DraftModel
 
-START_UNIT = 64  # `draft_start` is a multiple of it: attention walks keys in blocks of at most so many
+START_UNIT = 128  # `draft_start` is a multiple of it: attention walks keys in blocks of at most so many
 _WIDTHS = (8, 32)  # of a catch-up, and the ring's: kernels are compiled for few widths
 
 
@@ -116,6 +116,7 @@ class Backlog:
                 max_prefix_len=hints.max_length,
                 first_keys=state.draft_start,
                 attend=state.attend,
+                attend_qkv=state.attend_qkv,
             ),
             last_index=info.last_index,
         )

@@ -1,7 +1,6 @@
 """The batch engine: requests in, completions out, one iteration of EAGLE for all running rows at a time."""
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -41,8 +40,6 @@ from eaglecli.engine.token_choice import logprob_width
 from eaglecli.kernels.commit_run import Status
 from eaglecli.models.draft_model import DraftModel
 from eaglecli.models.target import TargetModel
-
-_HANDED_OUT = 4  # completions between two iterations, or this part of them if they are many
 
 
 @dataclass
@@ -159,13 +156,11 @@ class Engine:
         self._num_added += 1
 
     def generate(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Run requests, taken from the iterator as rows come free; yields completions as they finish, or some iterations later.
+        """Run requests, taken from the iterator as rows come free; yields completions as they finish.
 
-        A request that can never run comes back with finish reason "error" and does not hold up the others. Requests admitted together
-        may end together: only a share is handed out between two iterations, so that the device does not wait for their taker.
+        A request that can never run comes back with finish reason "error" and does not hold up the others.
         """
         source = iter(requests)
-        finished: deque[Completion] = deque()
         while True:
             exhausted = False  # a source may have nothing for the moment and more later (a pipe, a follow-up turn)
             while not exhausted and len(self._scheduler.waiting) < self.settings.scheduling.window:
@@ -177,12 +172,9 @@ class Engine:
                         yield Completion(request, np.zeros(0, np.int32), "error", error=reason)
                     else:
                         self._queue(request)
-            if not self.is_idle:
-                finished.extend(self.step())
-            elif not finished:
+            if self.is_idle:
                 return
-            for _ in range(len(finished) if self.is_idle else min(len(finished), max(_HANDED_OUT, len(finished) // _HANDED_OUT))):
-                yield finished.popleft()
+            yield from self.step()
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:

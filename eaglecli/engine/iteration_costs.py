@@ -9,13 +9,15 @@ more than a chain. Pure arithmetic, no tensors.
 from bisect import bisect_left
 from collections.abc import Mapping
 
+NEVER = 1 << 30
 Bucket = tuple[int, int]  # batch size, length class
 
 _FIRST_COMMON_GAIN, _COMMON_GAIN = 0.2, 0.02  # part of an error that goes to all modes: in the first iterations, and later
 _OWN_GAIN = 0.03  # part that goes to the mode; in its own first iterations all of it: their mean
 _FIRST_ITERATIONS = 16
-_OUTLIER = 1.25  # an iteration that took longer than this many times its estimate, or as many times shorter, counts as that
+_OUTLIER = 1.25  # so many times longer or shorter than estimated and measured is the most that an iteration counts as
 _CATCH_UP_GAIN = 0.3
+_MOST_CATCH_UP = 10  # times an iteration: more is a pause of the host
 
 
 class IterationCosts:
@@ -43,6 +45,12 @@ class IterationCosts:
         corrected = measured + self._common_s.get(bucket, 0.0) + self._own_s.get((mode, bucket), 0.0)
         return max(corrected, measured / 2)
 
+    def least_seconds(self, mode: int, num_requests: int, length_class: int = 0) -> float:
+        """What it may be at best: of a mode that has not run there, what was measured, for other modes' errors may not be its own."""
+        estimate = self.seconds(mode, num_requests, length_class)
+        has_run = (mode, self.bucket(num_requests, length_class)) in self._num_seen
+        return estimate if has_run else min(estimate, self._measured(mode, num_requests))
+
     def bucket(self, num_requests: int, length_class: int = 0) -> Bucket:
         """The measured size that stands for a batch size, and the class: batches that share both share what is learnt of them."""
         return self._sizes[min(bisect_left(self._sizes, num_requests), len(self._sizes) - 1)], length_class
@@ -52,9 +60,12 @@ class IterationCosts:
         expected, bucket = self.seconds(mode, num_requests, length_class), self.bucket(num_requests, length_class)
         self._num_iterations += 1
         if caught_up:
-            self.catch_up_s += _CATCH_UP_GAIN * (max(seconds - expected, 0.0) - self.catch_up_s)
+            longer = min(max(seconds - expected, 0.0), _MOST_CATCH_UP * expected)
+            self.catch_up_s += _CATCH_UP_GAIN * (longer - self.catch_up_s)
             return
-        error = min(max(seconds, expected / _OUTLIER), expected * _OUTLIER) - expected
+        measured = self._measured(mode, num_requests)
+        least, most = min(expected, measured) / _OUTLIER, max(expected, measured) * _OUTLIER
+        error = min(max(seconds, least), most) - expected
         num_seen = self._num_seen.get((mode, bucket), 0)
         is_first = self._num_in_bucket.get(bucket, 0) < _FIRST_ITERATIONS
         common_gain = _FIRST_COMMON_GAIN if is_first else _COMMON_GAIN
@@ -66,8 +77,9 @@ class IterationCosts:
         self._last_seen[mode, bucket] = self._num_iterations
 
     def age(self, mode: int, num_requests: int, length_class: int = 0) -> int:
-        """Iterations observed since the last one of the mode for such batches, or since the start."""
-        return self._num_iterations - self._last_seen.get((mode, self.bucket(num_requests, length_class)), 0)
+        """Iterations observed since the last one of the mode for such batches; NEVER if there was none."""
+        last_seen = self._last_seen.get((mode, self.bucket(num_requests, length_class)))
+        return NEVER if last_seen is None else self._num_iterations - last_seen
 
     def _measured(self, mode: int, num_requests: int) -> float:
         points = self._points[mode]

@@ -11,6 +11,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
+from eaglecli.engine.check_tools import restore
 from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.modes import Mode
 from eaglecli.engine.row_state import HostHints, RowState
@@ -18,6 +19,7 @@ from eaglecli.engine.settings import EngineSettings
 
 _MEASURED_CONTEXT = 256  # tokens; a quarter of the longest context, if that is less
 _NUM_BACK_TO_BACK, _NUM_TIMED = 2, 3
+_NOT_WRITTEN = ("state.adjustments.counts", "state.adjustments.bias")  # of rows that ask for none; they may be large
 
 
 class MeasuredRows:
@@ -26,7 +28,8 @@ class MeasuredRows:
     def __init__(self, state: RowState, caches: Iterable[torch.Tensor], settings: EngineSettings) -> None:
         """caches [layers, 2, slots, nkv, hd]; slots in use are zeroed, since uninitialised ones may hold NaN."""
         self._state, self._num_rows = state, settings.max_running_requests
-        self._found = {name: tensor.clone() for name, tensor in named_tensors("state", state).items()}
+        self._changed = {name: tensor for name, tensor in named_tensors("state", state).items() if name not in _NOT_WRITTEN}
+        self._found = {name: tensor.clone() for name, tensor in self._changed.items()}
         length = min(settings.context_length // 4, _MEASURED_CONTEXT)
         num_columns = min(length + (_NUM_BACK_TO_BACK + 1) * settings.run_width + settings.lookahead, state.slot_table.shape[1])
         self.length, self.max_length = length, min(num_columns, settings.context_length)
@@ -41,14 +44,17 @@ class MeasuredRows:
         state, rows = self._state, slice(min(size, self._num_rows))
         state.slot_table[rows, : self._slots.shape[1]] = self._slots[rows]
         state.lengths[rows], state.limits[rows] = self.length, state.context_length
-        for tensor in (state.verified_id, state.finished, state.temperature, state.draft_hidden, state.draft_log_q, state.draft_token):
-            tensor[rows] = 0
+        state.stop_ids[rows] = -1
+        flags = (state.finished, state.wants_logprobs, None if state.adjustments is None else state.adjustments.is_adjusted)
+        draft = (state.draft_start, state.draft_hidden, state.draft_log_q, state.draft_token)
+        for tensor in (state.verified_id, state.temperature, *flags, *draft):
+            if tensor is not None:
+                tensor[rows] = 0
         iteration.load_rows(np.arange(rows.stop), size)
 
     def restore(self) -> None:
         """As it was found."""
-        for name, tensor in named_tensors("state", self._state).items():
-            tensor.copy_(self._found[name])
+        restore(self._changed, self._found)
 
 
 def measured_sizes(graph_sizes: Sequence[int], max_requests: int) -> list[int]:

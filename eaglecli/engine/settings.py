@@ -111,7 +111,7 @@ class EngineSettings:
     speculation: SpeculationSettings = PLAIN
     is_deterministic: bool = False  # no bit of a text depends on batch, chunk, order, graph or draft; models must be loaded for it
     alternatives: tuple[Alternative, ...] = ()  # beside `speculation`; which of all runs is for the engine's policy to say
-    max_backlog_tokens: int = 128  # tokens that a row decoded plainly and the draft can catch up with; a multiple of 64
+    max_backlog_tokens: int = 128  # tokens that a row decoded plainly and the draft can catch up with; a multiple of 128
     scheduling: SchedulingSettings = SchedulingSettings()
     same_noise_drafting: bool = True  # sampled rows draft with the noise the target will use; off only to measure its worth
     adjusts_logits: bool = False  # requests may ask for penalties, bias and a least length: two tables of [rows, vocabulary] more
@@ -134,8 +134,8 @@ class EngineSettings:
                 f"--simulate-acc-len {self.simulated_accept_length:g} cannot be reached in {self.speculation.num_steps} steps",
                 f"use 1 to {longest}: accepted drafts and the target's own token",
             )
-        if self.max_backlog_tokens < 1 or self.max_backlog_tokens % 64:
-            raise ValueError(f"a backlog of {self.max_backlog_tokens} tokens is no multiple of 64")
+        if self.max_backlog_tokens < 1 or self.max_backlog_tokens % 128:
+            raise ValueError(f"a backlog of {self.max_backlog_tokens} tokens is no multiple of 128")
 
     @cached_property
     def all_speculation(self) -> tuple[SpeculationSettings, ...]:

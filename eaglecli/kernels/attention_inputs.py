@@ -34,6 +34,6 @@ class AttentionInputs:
     tail_mask: torch.Tensor | None  # bool [B, Q, W]; None = causal tail
     max_query_len: int  # host bound: no row has more queries
     max_prefix_len: int  # host bound: no row has a longer prefix
-    first_keys: torch.Tensor | None = None  # int32 [R] of the table: keys before it are not there; a multiple of 64, at most prefix_lens
+    first_keys: torch.Tensor | None = None  # int32 [R] of the table: keys before it are not there; a multiple of 128, at most prefix_lens
     attend: AttentionFunction | None = None  # what computes it; None: `attention.attention`, which goes by the device
     attend_qkv: QkvAttentionFunction | None = None  # rotates and stores too; None where there is none, or a row sees what another stores

@@ -1,13 +1,14 @@
 """Dependent launch: the next kernel of a stream starts while the last one drains (CUDA compute capability 9 and later).
 
-A kernel that takes part calls `gdc_launch_dependents` and, before it touches anything an earlier kernel wrote or still
-reads and in every program, `gdc_wait`; then completion stays transitive along the stream, and kernels without the
-attribute may stand between.
-Only tensors that no kernel of the stream writes (weights) may be read before `gdc_wait`.
+A kernel that takes part calls `gdc_launch_dependents`, and every program of it `gdc_wait` before it touches anything an earlier
+kernel wrote or still reads, or ends; then completion stays transitive along the stream, and kernels without the attribute may
+stand between. Only tensors that no kernel of the stream writes (weights) may be read before `gdc_wait`.
 
 Programs that wait occupy their multiprocessor: those of a kernel that needs whole multiprocessors (a large weight) would be
-packed onto the first ones that fall free. So only kernels with little work per program take part. For the same reason kernels of many
-programs (attention, products) let the next one start only once their own wait is over and programs without work have ended.
+packed onto the first ones that fall free. So only kernels with little work per program take part. For the same reason attention, products
+of more than one row and `start_dependent` let the next kernel start only once their own wait is over; attention when programs without
+work have ended, too. Norms, activations and products of one row, which leave room, let it start at once: measured, see
+`benchmarks/RESULTS.md`, run 12.
 """
 
 import torch

@@ -127,12 +127,17 @@ MEASURED_TILES: dict[tuple[int, int, int, bool], LinearTile] = {
 }
 
 
-def choose_tile(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype) -> LinearTile:
+def choose_tile(
+    num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype, launches_overlap: bool = True
+) -> LinearTile:
     """The tile of a shape. num_outputs counts the outputs written, half the weight's rows for gate and up."""
     if dtype not in (torch.bfloat16, torch.float16):
         return _wide_tile(num_rows, num_inputs) if num_rows <= MAX_ROWS else LibraryProduct()
-    if num_rows > 1 and (2 if gate_up else 1) * num_outputs * num_inputs * dtype.itemsize <= SMALL_WEIGHT_BYTES:
-        return next((tile for most_rows, tile in _SMALL_WEIGHT_TILES if num_rows <= most_rows), LibraryProduct())
+    if (
+        1 < num_rows <= (_SMALL_WEIGHT_TILES[-1][0] if launches_overlap else MAX_ROWS)
+        and (2 if gate_up else 1) * num_outputs * num_inputs * dtype.itemsize <= SMALL_WEIGHT_BYTES
+    ):
+        return next(tile for most_rows, tile in _SMALL_WEIGHT_TILES if num_rows <= most_rows)
     if num_rows > MAX_ROWS:
         return LibraryProduct()
     measured = MEASURED_TILES.get((triton.next_power_of_2(num_rows), num_outputs, num_inputs, gate_up))

@@ -4,7 +4,8 @@
     y = norm(x) @ weight^T + bias          x [T, K], weight [N, K]
     out = y | y + residual | silu(y[:, :N/2]) * y[:, N/2:]
 
-The weight is read once, so the bytes of the weight are the floor of the time.
+The bytes of the weight are the floor of the time: up to 64 rows of a large weight, or 32 of a small one, read it once; more rows
+of a small one read it from the L2 again.
 
 *vector* (one row): products and sums on the arithmetic units, the next piece of the weight on its way in registers. The
 RMS norm costs no pass over x: the row is scaled by the norm weight as it is loaded, its squares are summed along, and

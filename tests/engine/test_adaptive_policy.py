@@ -211,3 +211,16 @@ def test_costs_are_lines_between_sizes_and_learn_what_the_start_did_not_see():
     assert costs.seconds(0, 9, length_class=1) > 3.1
     costs.observe(0, 9, 100.0, caught_up=False)  # a pause of the host
     assert costs.seconds(0, 9) < 4.0
+
+
+def test_what_is_best_for_long_rows_is_learnt_apart():
+    """A chain pays with short rows only; batches of both kinds take turns, and the start measured none of it."""
+    modes = (SpeculationSettings(3, 1, 4), PLAIN)
+    true_s = {(0, 0): 1.3e-3, (1, 0): 1e-3, (0, 1): 2.6e-3, (1, 1): 1e-3}  # by (mode, length class)
+    policy = AdaptivePolicy(modes, [64, 64], IterationCosts({(mode, size): 1e-3 for mode in (0, 1) for size in (1, 64)}))
+    for iteration in range(1200):
+        length_class = iteration // 60 % 2
+        mode = policy.choose(8, length_class)
+        accepted = np.full(8, int(mode == 0))
+        policy.observe(StepObservation(mode, 8, accepted, int(accepted.sum()) + 8, true_s[mode, length_class], False, length_class))
+    assert policy.describe()["choice_by_batch_size"] == {"64": "3/1/4", "64, length class 1": "none"}

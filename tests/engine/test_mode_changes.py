@@ -131,12 +131,12 @@ def test_after_a_pause_the_draft_proposes_what_it_would_have_proposed(request, n
 
 
 def test_a_pause_longer_than_the_backlog_leaves_a_gap_and_the_same_text(twin: LoadedPair):
-    """Plain for 100 tokens with room for 64, then a chain: the draft's cache begins anew, rows that came later have no gap."""
-    requests = requests_of(random_prompts([20, 9, 33], seed=8), 170)
+    """Plain for 200 tokens with room for 128, then a chain: the draft's cache begins anew, rows that came later have no gap."""
+    requests = requests_of(random_prompts([20, 9, 33], seed=8), 270)
     requests.append(Request("late", random_prompts([7])[0], requests[0].sampling))
-    engine = changing_engine(twin, (CHAIN, PLAIN), max_backlog_tokens=64, max_running_requests=3)
+    engine = changing_engine(twin, (CHAIN, PLAIN), max_backlog_tokens=128, max_running_requests=3)
     counts, starts = [], []
-    engine.policy = ScriptedPolicy(lambda num_requests: int(len(counts) < 100), counts.append)
+    engine.policy = ScriptedPolicy(lambda num_requests: int(len(counts) < 200), counts.append)
     found = {}
     for one in requests:
         engine.add(one)
@@ -144,28 +144,28 @@ def test_a_pause_longer_than_the_backlog_leaves_a_gap_and_the_same_text(twin: Lo
         found |= {completion.request.key: completion for completion in engine.step()}
         starts.append(engine._state.draft_start.tolist())
     assert texts(found) == oracle_plain(twin, requests)
-    assert not any(any(at) for at in starts[:100])
-    assert all(at % START_UNIT == 0 for at in starts[101]) and sum(at > 0 for at in starts[101]) == 3
+    assert not any(any(at) for at in starts[:200])
+    assert all(at % START_UNIT == 0 for at in starts[201]) and sum(at > 0 for at in starts[201]) == 3
     assert starts[-1].count(0) == 2  # the late one's row, and the dummy row
-    assert sum(int(observation.accept_counts.sum()) for observation in counts[100:]) > 50  # poorer, not useless
+    assert sum(int(observation.accept_counts.sum()) for observation in counts[200:]) > 50  # poorer, not useless
 
 
 def test_what_lies_in_a_gap_is_never_read(twin: LoadedPair):
     """NaN in every slot of the draft's cache before the gap's end changes no proposal."""
     lists = []
     for is_spoilt in (False, True):
-        engine = changing_engine(twin, (CHAIN, PLAIN), max_backlog_tokens=64, max_running_requests=1)
+        engine = changing_engine(twin, (CHAIN, PLAIN), max_backlog_tokens=128, max_running_requests=1)
         num_steps = 0
 
         def choose(num_requests: int, engine: Engine = engine, is_spoilt: bool = is_spoilt) -> int:
             nonlocal num_steps
             num_steps += 1
-            if num_steps == 101 and is_spoilt:
+            if num_steps == 201 and is_spoilt:
                 engine._caches["the draft's cache"].fill_(torch.nan)
-            return int(num_steps <= 100)
+            return int(num_steps <= 200)
 
         engine.policy = ScriptedPolicy(choose)
-        (completion,) = run(engine, requests_of(random_prompts([20], seed=8), 150)).values()
+        (completion,) = run(engine, requests_of(random_prompts([20], seed=8), 250)).values()
         lists.append(completion.accept_counts.tolist())
     assert lists[0] == lists[1] and sum(lists[0]) > 10
 
@@ -229,6 +229,8 @@ def test_costs_are_measured_for_every_mode_and_leave_no_trace(rand: LoadedPair, 
     for cache in engine._caches.values():
         cache.fill_(torch.nan)  # as uninitialised memory may be
     state = named_tensors("state", engine._state)
+    for name, left in (("draft_start", 128), ("stop_ids", 0), ("temperature", 1)):  # what earlier requests may leave
+        state[f"state.{name}"][:-1] = left
     before = {name: tensor.clone() for name, tensor in state.items()}
     dealt: list[tuple[int, bool]] = []
     deal = MeasuredRows.deal
@@ -239,6 +241,7 @@ def test_costs_are_measured_for_every_mode_and_leave_no_trace(rand: LoadedPair, 
         deal(rows, iteration, size)
         used = engine._state.slot_table[:size, : rows.max_length]
         assert used.unique().numel() == used.numel() and used.all(), "rows share slots, or use the dummy slot"
+        assert not engine._state.draft_start[:size].any() and bool((engine._state.stop_ids[:size] == -1).all())
         dealt.append((int(engine._state.lengths[0]), ended))
 
     monkeypatch.setattr(MeasuredRows, "deal", watch)
@@ -251,6 +254,32 @@ def test_costs_are_measured_for_every_mode_and_leave_no_trace(rand: LoadedPair, 
     assert engine.summary()["num_iterations"] == 0
     assert all(stage == {"graph_runs": 0, "eager_runs": 0} for stage in engine.summary()["stages"].values())
     assert texts(run(engine, requests)) == oracle_plain(rand, requests)
+
+
+def test_costs_are_measured_though_the_cache_is_too_small_for_all_rows_at_once(rand: LoadedPair):
+    engine = changing_engine(rand, context_length=128, max_total_tokens=160, max_running_requests=6)
+    assert len(engine.measure_costs(budget_s=0.0)) == 2 * len(MODES)
+    requests = mixed_requests(5, seed=9, max_prompt=12, max_cap=12)
+    assert texts(run(engine, requests)) == oracle_plain(rand, requests)
+
+
+def test_a_policy_is_told_which_batches_have_long_rows(twin: LoadedPair):
+    """Rows of more than 512 tokens; and the observation of an iteration comes with the class that it was chosen for."""
+    engine = changing_engine(twin, (CHAIN, PLAIN), context_length=1024, max_running_requests=2)
+    told: list[int] = []
+    observed: list[StepObservation] = []
+
+    class Watching(ScriptedPolicy):
+        def choose(self, num_requests: int, length_class: int = 0) -> int:
+            told.append(length_class)
+            return 0
+
+    engine.policy = Watching(lambda num_requests: 0, observed.append)
+    run(engine, requests_of(random_prompts([480, 5], seed=8), 60))
+    assert told[0] == 0 and 1 in told
+    first_long = told.index(1)
+    assert 490 <= 480 + sum(step.num_tokens for step in observed[:first_long]) // 2 <= 530
+    assert [step.length_class for step in observed] == told[: len(observed)]
 
 
 def test_a_prescribed_accept_length_reaches_as_far_as_each_mode_goes(rand: LoadedPair):

@@ -156,6 +156,7 @@ def test_small_weights_keep_their_own_kernel_for_more_rows() -> None:
     assert isinstance(at[512], MatrixTile)
     assert isinstance(choose_tile(65, 4096, 1100, False, torch.bfloat16), LibraryProduct)  # 9 MB
     assert isinstance(choose_tile(65, 576, 576, False, torch.float32), LibraryProduct)
+    assert isinstance(choose_tile(65, 576, 576, False, torch.bfloat16, launches_overlap=False), LibraryProduct)
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
