@@ -17,6 +17,7 @@ from eaglecli.engine.request import Request
 from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SpeculationSettings
 from eaglecli.engine.speculation_policy import ScriptedPolicy, StepObservation, TablePolicy
 from eaglecli.errors import UserError
+from eaglecli.kernels.attention import choose_tile
 from tests import oracle
 from tests.engine.harness import (
     LoadedPair,
@@ -148,6 +149,14 @@ def test_a_pause_longer_than_the_backlog_leaves_a_gap_and_the_same_text(twin: Lo
     assert all(at % START_UNIT == 0 for at in starts[201]) and sum(at > 0 for at in starts[201]) == 3
     assert starts[-1].count(0) == 2  # the late one's row, and the dummy row
     assert sum(int(observation.accept_counts.sum()) for observation in counts[200:]) > 50  # poorer, not useless
+
+
+def test_gaps_end_where_blocks_of_every_tile_do():
+    """Attention loads whole blocks of keys: one that began before the gap's end would bring NaN with it."""
+    for packed_rows, row_heads, is_masked, head_dim in itertools.product(
+        (1, 3, 18, 48, 96), (3, 24, 192, 768, 2048), (False, True), (64, 128)
+    ):
+        assert START_UNIT % choose_tile(packed_rows, row_heads, is_masked, False, head_dim).block_keys == 0
 
 
 def test_what_lies_in_a_gap_is_never_read(twin: LoadedPair):

@@ -101,6 +101,20 @@ def test_a_window_hides_old_keys(tree: bool) -> None:
     problem([90, 5, 40], [4, 4, 4], tree=tree).check(window=20)
 
 
+@pytest.mark.parametrize("tile", [AttentionTile(16, 64, 4, 1), AttentionTile(16, 128, 4, 2)], ids=str)
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize("tree", [False, True])
+def test_keys_before_a_rows_first_one_may_hold_nan(tree: bool, num_splits: int, tile: AttentionTile) -> None:
+    """As when a draft catches up behind a gap; the first key may be the first fresh one. Gaps end where the largest block does."""
+    case = problem([140, 70, 128], [3, 3, 3], tree=tree)
+    first_keys = torch.zeros(case.inputs.slot_table.shape[0], dtype=torch.int32, device=DEVICE)
+    for row, first in ((0, 128), (2, 128)):
+        first_keys[row] = first
+        slots = case.inputs.slot_table[row, :first].long()
+        case.k_cache[slots] = case.v_cache[slots] = float("nan")
+    replace(case, inputs=replace(case.inputs, first_keys=first_keys)).check(tile=tile, num_splits=num_splits)
+
+
 @pytest.mark.parametrize(("heads", "head_dim"), [((3, 1), 8), ((6, 2), 20), ((2, 2), 24), ((7, 1), 64)])
 def test_heads_of_any_number_and_size(heads: tuple[int, int], head_dim: int) -> None:
     problem([37, 2], [3, 1], heads, head_dim).check()
