@@ -8,7 +8,7 @@
    weights that the L2 cannot hold. One row is timed with its norm, more rows without (a launch of its own, timed in 3).
 3. Attention, rotary store, norm and silu_mul; 4. the whole stack of layers in one graph, with and without dependent launch.
 Every section goes on when another fails. Floors: weight bytes / 4.08 TB/s. With OUT set, $OUT/measured_tiles.txt holds the
-lines of `linear_tiles.MEASURED_TILES`.
+lines of `linear_tiles.MEASURED_TILES`, of which those of small weights with more than one row are not used: see small_weight_tiles.py.
 """
 
 import itertools
@@ -611,9 +611,11 @@ def warm_stack(model: ModelShape, rows: int) -> float:
 def section_stack(best: dict) -> None:
     default_choice, default_launch = linear_module.choose_tile, launch.dependent_launch_supported
 
-    def best_choice(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype) -> LinearTile:
+    def best_choice(
+        num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype, launches_overlap: bool
+    ) -> LinearTile:
         found = best.get((1 << (num_rows - 1).bit_length(), num_outputs, num_inputs, gate_up))
-        return found or default_choice(num_rows, num_outputs, num_inputs, gate_up, dtype)
+        return found or default_choice(num_rows, num_outputs, num_inputs, gate_up, dtype, launches_overlap)
 
     variants = (
         ("best tiles", best_choice, default_launch),

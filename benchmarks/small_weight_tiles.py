@@ -50,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def always(tile: MatrixTile, chosen: Choice) -> Choice:
     """That tile for every product of more than one row with a small weight."""
 
-    def choose(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype) -> LinearTile:
+    def choose(num_rows: int, num_outputs: int, num_inputs: int, gate_up: bool, dtype: torch.dtype, launches_overlap: bool) -> LinearTile:
         is_small = (2 if gate_up else 1) * num_outputs * num_inputs * dtype.itemsize <= SMALL_WEIGHT_BYTES
-        return tile if is_small and num_rows > 1 else chosen(num_rows, num_outputs, num_inputs, gate_up, dtype)
+        return tile if is_small and num_rows > 1 else chosen(num_rows, num_outputs, num_inputs, gate_up, dtype, launches_overlap)
 
     return choose
 

@@ -5,7 +5,7 @@ target's feature before it, in a ring of W places a row (one small launch, nothi
 iteration that drafts, one pass over what was kept gives those tokens their entries, made of the very numbers that an
 extend after each of them would have used: proposals are what they would have been without the pause.
 
-A pause of more than W tokens leaves a gap. The draft's cache of such a row then begins anew with the last W - 63 to W
+A pause of more than W tokens leaves a gap. The draft's cache of such a row then begins anew with the last W - 127 to W
 tokens (`RowState.draft_start`, a multiple of 128): proposals get poorer, the text cannot change.
 """
 
