@@ -11,7 +11,7 @@ block of keys serves them all (every branch of a tree, every token of a verify).
 counted from position 0. With few programs the keys of a row are split over several, with more those of long rows; the last of them to
 finish merges their results in a fixed order. Grids depend on shapes and host bounds only; programs without work leave early.
 
-For `qkv_attention` the kernel takes the heads as the product with the weights left them: see there.
+For `qkv_attention.py` the kernel takes the heads as the product with the weights left them: see there.
 Source: Dao, "FlashAttention-2" (running softmax) and Dao et al., "Flash-Decoding" (split over keys); numbering our own.
 """
 
@@ -165,7 +165,7 @@ def _attention_kernel(
 
     IS_SPLIT: partial is float32 [num_splits, T, NUM_HEADS, HEAD_DIM], log_total [num_splits, T, NUM_HEADS], -inf where a query sees no
     key of a split; counter has a zero for every (row, key head, tile).
-    FRESH_BLOCK > 0: q holds raw heads as `qkv_attention` takes them; a row's tokens stand fresh_offset behind its prefix.
+    FRESH_BLOCK > 0: q holds raw heads as `qkv_attention.py` takes them; a row's tokens stand fresh_offset behind its prefix.
     """
     GROUP: tl.constexpr = NUM_HEADS // NUM_KV_HEADS
     if DEPENDENT:
@@ -329,8 +329,15 @@ def choose_splits(num_programs: int, max_keys: int, tile: AttentionTile) -> tupl
     return num_splits, _LONG_SPLIT_KEYS if num_splits > 3 else 2 * _LONG_SPLIT_KEYS
 
 
-def check_attention(num_heads: int, dtype: torch.dtype, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
-    """Raise ValueError when a shape, a stride or a dtype is not as `attention` says, for num_heads query heads of this dtype."""
+def check_attention(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
+    """Raise ValueError when a shape, a stride or a dtype is not as `attention` says."""
+    if q.dim() != 3 or not q.is_contiguous() or q.shape[2] != k_cache.shape[-1]:
+        raise ValueError(f"attention needs contiguous queries [T, nh, {k_cache.shape[-1]}], got {tuple(q.shape)}")
+    check_caches(q.shape[1], q.dtype, k_cache, v_cache, inputs)
+
+
+def check_caches(num_heads: int, dtype: torch.dtype, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs) -> None:
+    """Raise ValueError when caches or addressing are not as `attention` says, for num_heads query heads of this dtype."""
     if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError(f"attention needs two contiguous caches [slots, nkv, hd], got {k_cache.shape} and {v_cache.shape}")
     if num_heads % k_cache.shape[1] or k_cache.dtype != dtype or v_cache.dtype != dtype:
@@ -339,12 +346,6 @@ def check_attention(num_heads: int, dtype: torch.dtype, k_cache: torch.Tensor, v
         raise ValueError("attention needs a contiguous slot table and a tail mask of contiguous lines")
     if inputs.tail_mask is not None and inputs.tail_mask.shape[1] < inputs.max_query_len:
         raise ValueError(f"the tail mask has {inputs.tail_mask.shape[1]} queries, rows may have {inputs.max_query_len}")
-
-
-def check_queries(q: torch.Tensor, k_cache: torch.Tensor) -> None:
-    """Raise ValueError when q is not [T, nh, hd] side by side, heads as large as the cache's."""
-    if q.dim() != 3 or not q.is_contiguous() or q.shape[2] != k_cache.shape[-1]:
-        raise ValueError(f"attention needs contiguous queries [T, nh, {k_cache.shape[-1]}], got {tuple(q.shape)}")
 
 
 def attention_triton(
@@ -364,8 +365,7 @@ def attention_triton(
     bounds gives a tile, min_split_keys (a multiple of its block_keys) and num_splits >= keys / min_split_keys: splits then are
     min_split_keys long, always.
     """
-    check_queries(q, k_cache)
-    check_attention(q.shape[1], q.dtype, k_cache, v_cache, inputs)
+    check_attention(q, k_cache, v_cache, inputs)
     return launch_attention(q.flatten(1), None, k_cache, v_cache, inputs, scale, window, num_splits, min_split_keys, tile)
 
 

@@ -18,7 +18,7 @@ import torch
 
 # attend(q, k_cache, v_cache, inputs, scale, window), see `attention.attention`
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "AttentionInputs", float, int | None], torch.Tensor]
-QkvAttentionFunction = Callable[..., torch.Tensor]  # see `qkv_attention.qkv_attention`
+QkvAttentionFunction = Callable[..., torch.Tensor]  # see `kernels/qkv_attention.py`
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from torch.nn import functional
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from eaglecli.kernels.launch import dependent_launch_supported, launch_options
-from eaglecli.kernels.linear_tiles import LibraryProduct, choose_tile
+from eaglecli.kernels.linear_tiles import LibraryProduct, LinearTile, choose_tile
 from eaglecli.kernels.rms_norm import rms_norm_reference, rms_norm_triton
 from eaglecli.kernels.small_row_linear import small_row_linear
 
@@ -55,7 +55,7 @@ def norm_linear_triton(
     x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """`norm_linear` on the GPU; ValueError when a shape, a stride or a dtype is not as the module says."""
-    tile = choose_tile(x.shape[0], weight.shape[0], weight.shape[1], False, x.dtype, dependent_launch_supported(x.device))
+    tile = _tile(x, weight)
     if not isinstance(tile, LibraryProduct):
         return small_row_linear(x, weight, norm_weight=norm_weight, eps=eps, bias=bias, tile=tile)
     return functional.linear(_norm(x, norm_weight, eps), weight, bias)
@@ -63,7 +63,7 @@ def norm_linear_triton(
 
 def linear_residual_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
     """`linear_residual` on the GPU; ValueError as `norm_linear_triton`."""
-    tile = choose_tile(x.shape[0], weight.shape[0], weight.shape[1], False, x.dtype, dependent_launch_supported(x.device))
+    tile = _tile(x, weight)
     if not isinstance(tile, LibraryProduct):
         return small_row_linear(x, weight, bias=bias, residual=residual, tile=tile)
     if bias is not None:
@@ -75,10 +75,15 @@ def norm_gate_up_triton(
     x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
     """`norm_gate_up` on the GPU; ValueError as `norm_linear_triton`."""
-    tile = choose_tile(x.shape[0], weight.shape[0] // 2, weight.shape[1], True, x.dtype, dependent_launch_supported(x.device))
+    tile = _tile(x, weight, gate_up=True)
     if not isinstance(tile, LibraryProduct):
         return small_row_linear(x, weight, norm_weight=norm_weight, eps=eps, bias=bias, gate_up=True, tile=tile)
     return silu_mul_triton(functional.linear(_norm(x, norm_weight, eps), weight, bias))
+
+
+def _tile(x: torch.Tensor, weight: torch.Tensor, gate_up: bool = False) -> LinearTile:
+    num_outputs = weight.shape[0] // (2 if gate_up else 1)
+    return choose_tile(x.shape[0], num_outputs, weight.shape[1], gate_up, x.dtype, dependent_launch_supported(x.device))
 
 
 def _norm(x: torch.Tensor, norm_weight: torch.Tensor | None, eps: float) -> torch.Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 import triton
 
-MAX_ROWS = 64  # more rows go to the library, but for
+MAX_ROWS = 64  # more rows go to the library, but for those of small weights where launches overlap
 SMALL_WEIGHT_BYTES = 8 << 20  # read in 2 us: where launches cost as much as that, our own take part in dependent launch
 
 
@@ -133,13 +133,12 @@ def choose_tile(
     """The tile of a shape. num_outputs counts the outputs written, half the weight's rows for gate and up."""
     if dtype not in (torch.bfloat16, torch.float16):
         return _wide_tile(num_rows, num_inputs) if num_rows <= MAX_ROWS else LibraryProduct()
-    if (
-        1 < num_rows <= (_SMALL_WEIGHT_TILES[-1][0] if launches_overlap else MAX_ROWS)
-        and (2 if gate_up else 1) * num_outputs * num_inputs * dtype.itemsize <= SMALL_WEIGHT_BYTES
-    ):
-        return next(tile for most_rows, tile in _SMALL_WEIGHT_TILES if num_rows <= most_rows)
-    if num_rows > MAX_ROWS:
+    is_small = (2 if gate_up else 1) * num_outputs * num_inputs * dtype.itemsize <= SMALL_WEIGHT_BYTES
+    most_rows = _SMALL_WEIGHT_TILES[-1][0] if is_small and launches_overlap else MAX_ROWS
+    if num_rows > most_rows:
         return LibraryProduct()
+    if is_small and num_rows > 1:
+        return next(tile for up_to, tile in _SMALL_WEIGHT_TILES if num_rows <= up_to)
     measured = MEASURED_TILES.get((triton.next_power_of_2(num_rows), num_outputs, num_inputs, gate_up))
     return measured or _estimated_tile(num_rows, num_outputs, num_inputs, gate_up)
 

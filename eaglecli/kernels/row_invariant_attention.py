@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from eaglecli.kernels.attention import check_attention, check_queries
+from eaglecli.kernels.attention import check_attention
 from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.last_arrival import arrival_counters, is_last_arrival
 from eaglecli.kernels.launch import launch_options
@@ -140,8 +140,7 @@ def row_invariant_attention_triton(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs, scale: float, window: int | None
 ) -> torch.Tensor:
     """One launch, and one that clears the output: [T, nh * hd]. ValueError when a shape, stride or dtype is not as `attention` says."""
-    check_queries(q, k_cache)
-    check_attention(q.shape[1], q.dtype, k_cache, v_cache, inputs)
+    check_attention(q, k_cache, v_cache, inputs)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     out = torch.zeros((num_tokens, num_heads * head_dim), dtype=q.dtype, device=q.device)
@@ -202,8 +201,7 @@ def row_invariant_attention_reference(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs, scale: float, window: int | None
 ) -> torch.Tensor:
     """`row_invariant_attention_triton` in plain torch; reads the lengths on the host."""
-    check_queries(q, k_cache)
-    check_attention(q.shape[1], q.dtype, k_cache, v_cache, inputs)
+    check_attention(q, k_cache, v_cache, inputs)
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k_cache.shape[1]
     group = num_heads // num_kv_heads

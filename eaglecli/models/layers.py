@@ -62,10 +62,10 @@ class Attention(KernelUser):
         qkv = self.kernels.norm_linear(x, norm_weight, eps, self.qkv_weight, self.qkv_bias)
         if inputs.attend_qkv is not None and self.q_norm is None and self.k_norm is None:
             attended = inputs.attend_qkv(qkv, tables.cos, tables.sin, k_cache, v_cache, inputs, self.scale, self.window)
-            return self.kernels.linear_residual(attended, self.o_weight, self.o_bias, residual)
-        places = positions, tables.cos, tables.sin, inputs.out_slots
-        q = self.kernels.rotary_store(qkv, *places, k_cache, v_cache, self.q_norm, self.k_norm, eps)
-        attended = (inputs.attend or attention)(q, k_cache, v_cache, inputs, self.scale, self.window)
+        else:
+            places = positions, tables.cos, tables.sin, inputs.out_slots
+            q = self.kernels.rotary_store(qkv, *places, k_cache, v_cache, self.q_norm, self.k_norm, eps)
+            attended = (inputs.attend or attention)(q, k_cache, v_cache, inputs, self.scale, self.window)
         return self.kernels.linear_residual(attended, self.o_weight, self.o_bias, residual)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:

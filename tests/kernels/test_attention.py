@@ -38,6 +38,20 @@ def random_tree_mask(batch: int, num_nodes: int) -> torch.Tensor:
     return (mask | torch.eye(num_nodes, dtype=torch.bool)).tril()
 
 
+def known_caches(table: torch.Tensor, counts: list[int], num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> torch.Tensor:
+    """Keys and values, [2, slots, nkv, hd]: random in the first counts[row] slots of each row of the table, NaN everywhere else."""
+    cache = torch.full((2, table.numel() + 1, num_kv_heads, head_dim), float("nan"))
+    for row, count in enumerate(counts):
+        cache[:, table[row, :count].long()] = torch.randn(2, count, num_kv_heads, head_dim)
+    return cache.to(DEVICE, dtype)
+
+
+def on_device(inputs: AttentionInputs, unowned: int) -> AttentionInputs:
+    """With so many tokens more that no row owns: at position 0, stored at the dummy slot."""
+    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in vars(inputs).items()}
+    return AttentionInputs(**moved | {name: torch.nn.functional.pad(moved[name], (0, unowned)) for name in ("positions", "out_slots")})
+
+
 def problem(
     prefix_lens: list[int],
     query_lens: list[int],
@@ -50,14 +64,10 @@ def problem(
     batch, longest = len(prefix_lens), max(query_lens)
     table = scattered_slot_table(batch, max(prefix_lens) + longest + 3)
     inputs = packed_inputs(table, prefix_lens, query_lens, random_tree_mask(batch, longest) if tree else None)
-    cache = torch.full((2, table.numel() + 1, heads[1], head_dim), float("nan"))
-    for row, (prefix, count) in enumerate(zip(prefix_lens, query_lens, strict=True)):
-        cache[:, table[row, : prefix + count].long()] = torch.randn(2, prefix + count, heads[1], head_dim)
-    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in vars(inputs).items()}
-    moved["positions"] = torch.nn.functional.pad(moved["positions"], (0, unowned))
+    known = [prefix + count for prefix, count in zip(prefix_lens, query_lens, strict=True)]
+    k_cache, v_cache = known_caches(table, known, heads[1], head_dim, dtype)
     q = torch.randn(sum(query_lens) + unowned, heads[0], head_dim, device=DEVICE).to(dtype)
-    k_cache, v_cache = cache.to(DEVICE, dtype)
-    return Problem(q, k_cache, v_cache, AttentionInputs(**moved), head_dim**-0.5)
+    return Problem(q, k_cache, v_cache, on_device(inputs, unowned), head_dim**-0.5)
 
 
 @pytest.mark.parametrize("num_splits", [None, 1, 3])

@@ -10,7 +10,7 @@ from eaglecli.kernels.attention_inputs import AttentionInputs
 from eaglecli.kernels.qkv_attention import qkv_attention_reference, qkv_attention_triton
 from tests.helpers import packed_inputs, scattered_slot_table
 from tests.kernels.closeness import GPU_DTYPES, assert_near, poison_free_memory
-from tests.kernels.test_attention import DEVICE, random_tree_mask
+from tests.kernels.test_attention import DEVICE, known_caches, on_device, random_tree_mask
 
 
 @dataclass(frozen=True)
@@ -65,15 +65,10 @@ def problem(
         seen = torch.rand(batch, longest, tail_before) < 0.5
         mask = torch.cat((seen, random_tree_mask(batch, longest)), dim=2)
         inputs = replace(inputs, tail_mask=mask, prefix_lens=torch.tensor(prefix_lens, dtype=torch.int32), max_prefix_len=max(prefix_lens))
-    cache = torch.full((2, table.numel() + 1, heads[1], head_dim), float("nan"))
-    for row, count in enumerate(known):
-        cache[:, table[row, :count].long()] = torch.randn(2, count, heads[1], head_dim)
-    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in vars(inputs).items()}
-    moved |= {name: torch.nn.functional.pad(moved[name], (0, unowned)) for name in ("positions", "out_slots")}
+    k_cache, v_cache = known_caches(table, known, heads[1], head_dim, dtype)
     angles = torch.rand(max(known) + longest, head_dim // 2, device=DEVICE) * 6.3
     qkv = torch.randn(sum(query_lens) + unowned, (heads[0] + 2 * heads[1]) * head_dim, device=DEVICE).to(dtype)
-    k_cache, v_cache = cache.to(DEVICE, dtype)
-    return Problem(qkv, angles.cos(), angles.sin(), k_cache, v_cache, AttentionInputs(**moved), head_dim**-0.5)
+    return Problem(qkv, angles.cos(), angles.sin(), k_cache, v_cache, on_device(inputs, unowned), head_dim**-0.5)
 
 
 @pytest.mark.parametrize("num_splits", [None, 1, 3])
