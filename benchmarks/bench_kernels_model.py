@@ -20,7 +20,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -588,7 +588,7 @@ class Stack:
         _, self.cache, inputs = attention_tensors(case, len(self.layers))
         starts = inputs.prefix_lens.long()[:, None] + torch.arange(max(case.query_lens), device=DEVICE)
         slots = inputs.slot_table.gather(1, starts).flatten()
-        self.inputs = AttentionInputs(**{**vars(inputs), "out_slots": slots.int().contiguous()})
+        self.inputs = replace(inputs, out_slots=slots.int().contiguous())
         self.x = torch.randn(rows, model.hidden, device=DEVICE).bfloat16()
 
     def step(self) -> torch.Tensor:

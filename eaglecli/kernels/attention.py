@@ -448,10 +448,13 @@ def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible
     num_keys, num_kv_heads = k.shape[1], k.shape[2]
     group = num_heads // num_kv_heads
     # 0 * NaN is NaN: slots that no query sees may hold anything, bad numbers in others are given back to the queries that see them
-    is_finite = (k.isfinite() & v.isfinite()).all(3).all(2)
-    sees_bad = (visible & ~is_finite[:, None]).any(2)
-    is_usable = (visible.any(1) & is_finite)[:, :, None, None]
-    k, v = (torch.where(is_usable, tensor, 0).to(q.dtype).transpose(1, 2) for tensor in (k, v))
+    has_bad = k.is_cuda or not bool((k.sum() + v.sum()).isfinite())  # on a GPU asking would wait for it
+    if has_bad:
+        is_finite = (k.isfinite() & v.isfinite()).all(3).all(2)
+        sees_bad = (visible & ~is_finite[:, None]).any(2)
+        is_usable = (visible.any(1) & is_finite)[:, :, None, None]
+        k, v = (torch.where(is_usable, tensor, 0) for tensor in (k, v))
+    k, v = (tensor.to(q.dtype).transpose(1, 2) for tensor in (k, v))
     # the heads of a group become further queries of their key head: the keys need no copy per head
     folded = q.view(batch, num_queries, num_kv_heads, group, head_dim).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(batch, num_kv_heads, group * num_queries, head_dim)
@@ -461,33 +464,51 @@ def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible
     out = functional.scaled_dot_product_attention(folded, k, v, attn_mask=mask, scale=scale)
     out = out.view(batch, num_kv_heads, group, num_queries, head_dim).permute(0, 3, 1, 2, 4)
     out = torch.where(sees_something[:, :, None, None], out.reshape(q.shape), 0)
-    return torch.where(sees_bad[:, :, None, None], torch.nan, out)
+    return torch.where(sees_bad[:, :, None, None], torch.nan, out) if has_bad else out
+
+
+@dataclass(frozen=True, eq=False)
+class _PaddedQueries:
+    """B rows, each padded to the longest run of Q queries, before C columns of the slot table; T packed queries."""
+
+    query_index: torch.Tensor  # int64 [B, Q] packed index of each query
+    slots: torch.Tensor  # int64 [B, C]
+    visible: torch.Tensor  # bool [B, Q, C]
+    row: torch.Tensor  # int64 [T] of each packed query
+    step: torch.Tensor  # int64 [T] and its place there
+    is_query: torch.Tensor  # bool [T, 1] tokens at and after query_start[B] are none
+
+    @classmethod
+    def of(cls, inputs: AttentionInputs, num_tokens: int, window: int | None) -> "_PaddedQueries":
+        """Worked out once for all layers that share the inputs and the window."""
+        if window not in inputs.worked_out:
+            inputs.worked_out[window] = cls._work_out(inputs, num_tokens, window)
+        return inputs.worked_out[window]
+
+    @classmethod
+    def _work_out(cls, inputs: AttentionInputs, num_tokens: int, window: int | None) -> "_PaddedQueries":
+        start, end = inputs.query_start[:-1].long(), inputs.query_start[1:].long()
+        place = torch.arange(inputs.max_query_len, device=start.device)
+        query_index = start[:, None] + place
+        is_inside = query_index < end[:, None]
+        query_index = query_index.clamp(max=num_tokens - 1)
+        tail_width = inputs.max_query_len if inputs.tail_mask is None else inputs.tail_mask.shape[2]
+        num_columns = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
+        slots = inputs.slot_table[inputs.rows, :num_columns].long()
+        visible = _visible_keys(inputs, query_index, num_columns, window) & is_inside[:, :, None]
+        token = torch.arange(num_tokens, device=start.device)
+        row = torch.searchsorted(end.contiguous(), token, right=True).clamp(max=len(end) - 1)
+        step = (token - start[row]).clamp(max=inputs.max_query_len - 1)
+        return cls(query_index, slots, visible, row, step, (token < end[-1])[:, None])
 
 
 def attention_reference(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, inputs: AttentionInputs, scale: float, window: int | None
 ) -> torch.Tensor:
-    """`attention` in plain torch: rows are padded to the longest run of queries; no host synchronisation."""
-    num_tokens = q.shape[0]
-    start, end = inputs.query_start[:-1].long(), inputs.query_start[1:].long()
-    step = torch.arange(inputs.max_query_len, device=q.device)
-    query_index = start[:, None] + step
-    is_query = query_index < end[:, None]
-    query_index = query_index.clamp(max=num_tokens - 1)
-    tail_width = inputs.max_query_len if inputs.tail_mask is None else inputs.tail_mask.shape[2]
-    num_columns = min(inputs.max_prefix_len + tail_width, inputs.slot_table.shape[1])
-    slots = inputs.slot_table[inputs.rows, :num_columns].long()
-    visible = _visible_keys(inputs, query_index, num_columns, window) & is_query[:, :, None]
-    out = _masked_attention(q[query_index], k_cache[slots], v_cache[slots], visible, scale)
-    return _pack(out.flatten(2), inputs.query_start, num_tokens)
-
-
-def _pack(padded: torch.Tensor, query_start: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """padded [B, Q, F] -> [T, F] in packed order; tokens at and after query_start[B] are zero."""
-    token = torch.arange(num_tokens, device=padded.device)
-    row = torch.searchsorted(query_start[1:].long().contiguous(), token, right=True).clamp(max=padded.shape[0] - 1)
-    step = (token - query_start.long()[row]).clamp(max=padded.shape[1] - 1)
-    return torch.where((token < query_start[-1])[:, None], padded[row, step], 0)
+    """`attention` in plain torch: rows are padded to the longest run of queries; no host synchronisation on a GPU."""
+    padded = _PaddedQueries.of(inputs, q.shape[0], window)
+    out = _masked_attention(q[padded.query_index], k_cache[padded.slots], v_cache[padded.slots], padded.visible, scale)
+    return torch.where(padded.is_query, out.flatten(2)[padded.row, padded.step], 0)
 
 
 def attention(

@@ -12,7 +12,8 @@ when a tail mask is given: the engine refuses windows shorter than the tree is d
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -37,3 +38,4 @@ class AttentionInputs:
     first_keys: torch.Tensor | None = None  # int32 [R] of the table: keys before it are not there; a multiple of 128, at most prefix_lens
     attend: AttentionFunction | None = None  # what computes it; None: `attention.attention`, which goes by the device
     attend_qkv: QkvAttentionFunction | None = None  # rotates and stores too; None where there is none, or a row sees what another stores
+    worked_out: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of these inputs, the same for every layer

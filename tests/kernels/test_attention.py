@@ -48,8 +48,8 @@ def known_caches(table: torch.Tensor, counts: list[int], num_kv_heads: int, head
 
 def on_device(inputs: AttentionInputs, unowned: int) -> AttentionInputs:
     """With so many tokens more that no row owns: at position 0, stored at the dummy slot."""
-    moved = {name: value.to(DEVICE) if isinstance(value, torch.Tensor) else value for name, value in vars(inputs).items()}
-    return AttentionInputs(**moved | {name: torch.nn.functional.pad(moved[name], (0, unowned)) for name in ("positions", "out_slots")})
+    moved = {name: value.to(DEVICE) for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)}
+    return replace(inputs, **moved | {name: torch.nn.functional.pad(moved[name], (0, unowned)) for name in ("positions", "out_slots")})
 
 
 def problem(
