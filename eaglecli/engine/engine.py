@@ -345,12 +345,16 @@ class Engine:
         return completions
 
     def _outgrown(self) -> tuple[list[Sequence], list[int]]:
-        """Sequences whose pages may not be enough for the next iteration, and the tokens that it may come to."""
+        """Sequences whose pages may not be enough for the next iteration, and the tokens that it may come to.
+
+        If there are any, those that will soon be short are among them: however many rows grow, it costs the host one copy.
+        """
         rows = self._rows_to_decode()
         known = self._prompt_lens[rows] + self._outputs.num_tokens[rows] + self._in_flight[rows] * self.settings.run_width
         most = np.minimum(known, self._prompt_lens[rows] + self._caps[rows]) + self.settings.lookahead
-        is_short = most > self._scheduler.capacity[rows]
-        return [self._sequence(row) for row in rows[is_short]], most[is_short].tolist()
+        spare = self._scheduler.capacity[rows] - most
+        grows = spare < (self.settings.scheduling.growth_tokens // 2 if (spare < 0).any() else 0)
+        return [self._sequence(row) for row in rows[grows]], most[grows].tolist()
 
     def _preempt(self, sequence: Sequence) -> None:
         """Take a sequence's row away. Nothing of it is in flight but a part of its prompt: what follows on the device comes later."""

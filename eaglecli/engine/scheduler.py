@@ -115,7 +115,8 @@ class Scheduler:
 
     def grow(self, sequences: Items[Sequence], num_tokens: Iterable[int]) -> list[Growth] | None:
         """Pages for so many tokens and more for each of the sequences; None, and nothing changed, when the pool has not enough."""
-        missing = [self.pool.pages_for(tokens) - len(sequence.pages) for sequence, tokens in zip(sequences, num_tokens, strict=True)]
+        wanted_pages = map(self.pool.pages_for, num_tokens)
+        missing = [max(0, num_pages - len(sequence.pages)) for sequence, num_pages in zip(sequences, wanted_pages, strict=True)]
         spare = self.pool.num_free - sum(missing)
         if spare < 0:
             return None
@@ -124,6 +125,8 @@ class Scheduler:
             wanted = min(self.pool.pages_for(self._growth), self.most_pages(sequence) - len(sequence.pages))
             num_more = max(0, min(wanted - num_pages, spare))
             spare -= num_more
+            if not num_pages + num_more:
+                continue
             growth = Growth(sequence, len(sequence.pages), self.pool.allocate(num_pages + num_more))
             self._give(sequence, growth.pages)
             growths.append(growth)

@@ -36,6 +36,7 @@ _MOST_PROGRAMS, _MOST_SMALL_PROGRAMS = 1600, 4096  # with splits, those that end
 _MOST_SPLIT_STAGES = 3
 _ONE_SPLIT_BLOCKS = 2  # so few blocks are walked sooner than results are merged
 _MOST_FRESH_AT_ONCE = 32  # tokens of a row whose keys are rotated together
+_TAME = 1e15  # times another one it stays far from overflow
 _MERGED_PER_THREAD = 64  # float32 of the splits' results in the registers of a thread at once
 _LOG2_E = 1.4426950408889634
 
@@ -442,13 +443,19 @@ def _visible_keys(inputs: AttentionInputs, query_index: torch.Tensor, num_column
     return (in_prefix & recent) | (in_tail & inputs.tail_mask[:, :num_queries].gather(2, index))
 
 
+def _is_tame(tensor: torch.Tensor) -> bool:
+    """Neither NaN nor so large that a product with it may overflow, in any slot, seen or not."""
+    low, high = tensor.aminmax()
+    return -_TAME < low.item() and high.item() < _TAME
+
+
 def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float) -> torch.Tensor:
     """q [B, Q, nh, hd] over k, v [B, L, nkv, hd] where visible [B, Q, L]: [B, Q, nh, hd]; a query that sees nothing gives zeros."""
     batch, num_queries, num_heads, head_dim = q.shape
     num_keys, num_kv_heads = k.shape[1], k.shape[2]
     group = num_heads // num_kv_heads
     # 0 * NaN is NaN: slots that no query sees may hold anything, bad numbers in others are given back to the queries that see them
-    has_bad = k.is_cuda or not bool((k.sum() + v.sum()).isfinite())  # on a GPU asking would wait for it
+    has_bad = k.is_cuda or not (_is_tame(k) and _is_tame(v))  # on a GPU asking would wait for it
     if has_bad:
         is_finite = (k.isfinite() & v.isfinite()).all(3).all(2)
         sees_bad = (visible & ~is_finite[:, None]).any(2)

@@ -62,14 +62,17 @@ def norm_linear_triton(
     return functional.linear(_norm(x, norm_weight, eps), weight, bias)
 
 
-def linear_residual_triton(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
+def linear_residual_triton(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, overwrite: bool = False
+) -> torch.Tensor:
     """`linear_residual` on the GPU; ValueError as `norm_linear_triton`."""
     tile = _tile(x, weight)
     if not isinstance(tile, LibraryProduct):
         return small_row_linear(x, weight, bias=bias, residual=residual, tile=tile)
     if bias is not None:
         return functional.linear(x, weight, bias).add_(residual)
-    return torch.addmm(residual, x, weight.t())
+    # the library adds to what is there: another place for the sum would be filled with a copy first
+    return residual.addmm_(x, weight.t()) if overwrite else torch.addmm(residual, x, weight.t())
 
 
 def norm_gate_up_triton(
@@ -145,10 +148,12 @@ def norm_linear(
     return norm_linear_reference(x, norm_weight, eps, weight, bias)
 
 
-def linear_residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-    """residual [T, H] + `linear`(x [T, I], weight [H, I], bias [H]): a new tensor [T, H]."""
+def linear_residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, overwrite: bool = False
+) -> torch.Tensor:
+    """residual [T, H] + `linear`(x [T, I], weight [H, I], bias [H]): a new tensor [T, H], or with `overwrite` perhaps `residual` itself."""
     if x.is_cuda:
-        return linear_residual_triton(x, weight, bias, residual)
+        return linear_residual_triton(x, weight, bias, residual, overwrite)
     return linear_residual_reference(x, weight, bias, residual)
 
 

@@ -81,8 +81,10 @@ def row_invariant_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tens
     return row_invariant_norm_linear(x, None, 0.0, weight, bias)
 
 
-def row_invariant_linear_residual(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor) -> torch.Tensor:
-    """As `linear.linear_residual`."""
+def row_invariant_linear_residual(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, overwrite: bool = False
+) -> torch.Tensor:
+    """As `linear.linear_residual`; a new tensor, always."""
     launch = row_invariant_linear_triton if x.is_cuda else row_invariant_linear_reference
     return launch(x, None, 0.0, weight, bias, residual=residual)
 

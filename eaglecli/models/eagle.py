@@ -74,7 +74,7 @@ class EagleDraft(KernelUser):
         pair = draft_input(input_ids, self.embed_weight, hidden, hidden_index, *norms, eps, Residual.NONE).pair
         x = self.kernels.linear(pair, self.fc_weight, self.fc_bias)
         for index, layer in enumerate(self.layers):
-            x = layer(x, positions, self.tables, kv_cache[index], inputs)
+            x = layer(x, positions, self.tables, kv_cache[index], inputs, overwrite=True)
         return DraftOutput(feedback=x, head_input=x)
 
     def logits(self, head_input: torch.Tensor) -> torch.Tensor:

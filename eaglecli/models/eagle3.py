@@ -119,7 +119,7 @@ class Eagle3Draft(KernelUser):
         """See `DraftModel.forward`. `head_input` is the stream before the final norm, which `logits` applies to the rows it is given."""
         x = self.first_layer(input_ids, self.embed_weight, hidden, hidden_index, positions, self.tables, kv_cache[0], inputs)
         for index, layer in enumerate(self.later_layers, start=1):
-            x = layer(x, positions, self.tables, kv_cache[index], inputs)
+            x = layer(x, positions, self.tables, kv_cache[index], inputs, overwrite=True)
         feedback = rms_norm(x, self.final_norm, self.config.layer.rms_norm_eps) if self.config.norm_output else x
         return DraftOutput(feedback=feedback, head_input=x)
 

@@ -55,8 +55,12 @@ class Attention(KernelUser):
         tables: RopeTables,
         layer_cache: torch.Tensor,
         inputs: AttentionInputs,
+        overwrite: bool = False,
     ) -> torch.Tensor:
-        """residual [T, H] + attention of x [T, input_size], normalised by `norm_weight` unless None; layer_cache [2, slots, nkv, hd]."""
+        """residual [T, H] + attention of x [T, input_size], normalised by `norm_weight` unless None; layer_cache [2, slots, nkv, hd].
+
+        `overwrite`: nobody needs the residual any more.
+        """
         eps = self.config.rms_norm_eps
         k_cache, v_cache = layer_cache[0], layer_cache[1]
         qkv = self.kernels.norm_linear(x, norm_weight, eps, self.qkv_weight, self.qkv_bias)
@@ -66,7 +70,7 @@ class Attention(KernelUser):
             places = positions, tables.cos, tables.sin, inputs.out_slots
             q = self.kernels.rotary_store(qkv, *places, k_cache, v_cache, self.q_norm, self.k_norm, eps)
             attended = (inputs.attend or attention)(q, k_cache, v_cache, inputs, self.scale, self.window)
-        return self.kernels.linear_residual(attended, self.o_weight, self.o_bias, residual)
+        return self.kernels.linear_residual(attended, self.o_weight, self.o_bias, residual, overwrite)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint name -> the part of our weights that it fills; `prefix` ends with a dot, e.g. "layers.0.self_attn."."""
@@ -93,9 +97,9 @@ class Mlp(KernelUser):
         self.down_bias = empty_parameter(hidden, dtype=dtype, device=device) if config.mlp_bias else None
 
     def forward(self, x: torch.Tensor, norm_weight: torch.Tensor | None) -> torch.Tensor:
-        """x [T, H] + MLP of x normalised by `norm_weight` (None: as it is)."""
+        """x [T, H] + MLP of x normalised by `norm_weight` (None: as it is). x may be overwritten."""
         inner = self.kernels.norm_gate_up(x, norm_weight, self.config.rms_norm_eps, self.gate_up_weight, self.gate_up_bias)
-        return self.kernels.linear_residual(inner, self.down_weight, self.down_bias, x)
+        return self.kernels.linear_residual(inner, self.down_weight, self.down_bias, x, overwrite=True)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:
         """Checkpoint name -> the part of our weights that it fills; `prefix` ends with a dot, e.g. "layers.0.mlp."."""
@@ -125,10 +129,19 @@ class DecoderLayer(nn.Module):
         self.mlp = Mlp(config, dtype, device)
 
     def forward(
-        self, x: torch.Tensor, positions: torch.Tensor, tables: RopeTables, layer_cache: torch.Tensor, inputs: AttentionInputs
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        tables: RopeTables,
+        layer_cache: torch.Tensor,
+        inputs: AttentionInputs,
+        overwrite: bool = False,
     ) -> torch.Tensor:
-        """The residual stream x [T, H] after this layer; layer_cache [2, slots, nkv, hd] is written at `inputs.out_slots`."""
-        x = self.attention(x, self.input_norm, x, positions, tables, layer_cache, inputs)
+        """The residual stream x [T, H] after this layer; layer_cache [2, slots, nkv, hd] is written at `inputs.out_slots`.
+
+        `overwrite`: nobody needs x any more.
+        """
+        x = self.attention(x, self.input_norm, x, positions, tables, layer_cache, inputs, overwrite)
         return self.mlp(x, self.post_norm)
 
     def checkpoint_views(self, prefix: str) -> dict[str, torch.Tensor]:

@@ -60,7 +60,7 @@ class TargetModel(KernelUser):
         x = functional.embedding(input_ids, self.embed_weight)
         boundaries = {0: x}
         for index, layer in enumerate(self.layers):
-            x = layer(x, positions, self.tables, kv_cache[index], inputs)
+            x = layer(x, positions, self.tables, kv_cache[index], inputs, overwrite=index not in tap_boundaries)
             if index + 1 in tap_boundaries:
                 boundaries[index + 1] = x
         hidden = rms_norm(x, self.final_norm, self.config.layer.rms_norm_eps)

@@ -142,6 +142,18 @@ def test_a_tail_slot_that_nobody_sees_may_hold_nan(num_splits: int) -> None:
     assert_near(before, hidden.expected())
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -3e38, 3e38])
+@pytest.mark.parametrize("cache", ["k_cache", "v_cache"])
+def test_the_reference_in_the_dtype_of_the_run_is_not_moved_by_what_nobody_sees(cache: str, bad: float) -> None:
+    """Memory that was never written holds any bits, not only NaN: a product with them may overflow."""
+    case = problem([40, 3], [3, 2])
+    places = case.k_cache.nan_to_num_(), case.v_cache.nan_to_num_(), case.inputs, case.scale, None
+    before = attention_reference(case.q, *places)
+    unseen = case.inputs.slot_table[case.inputs.rows[1], 5:9].long()  # behind the tail of the row, before that of the longer one
+    getattr(case, cache)[unseen] = bad
+    assert torch.equal(attention_reference(case.q, *places), before)
+
+
 @pytest.mark.parametrize("num_splits", [1, 2])
 @pytest.mark.parametrize("bad", ["k", "v"])
 def test_bad_numbers_of_a_node_reach_only_the_nodes_that_see_it(bad: str, num_splits: int) -> None:

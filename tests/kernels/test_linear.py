@@ -109,11 +109,14 @@ def test_float16_rows_may_leave_the_range_of_float16_before_they_are_scaled() ->
     assert_near(small_row_linear(x[:1], weight, norm_weight=norm, eps=1e-5, tile=VectorTile(4, 32, 4)), expected[:1])
 
 
-def test_the_residual_itself_is_not_written() -> None:
-    t = tensors(2, 20, 40)
-    before = t["residual"].clone()
-    linear_residual_triton(t["x"], t["weight"], t["bias"], t["residual"])
+@pytest.mark.parametrize("rows", [2, MAX_ROWS + 1])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_residual_is_written_only_where_it_may_be(rows: int, with_bias: bool) -> None:
+    t = tensors(rows, 20, 40)
+    bias, before = t["bias"] if with_bias else None, t["residual"].clone()
+    kept = linear_residual_triton(t["x"], t["weight"], bias, t["residual"])
     assert torch.equal(t["residual"], before)
+    assert_near(linear_residual_triton(t["x"], t["weight"], bias, t["residual"], overwrite=True), kept.double())
 
 
 def test_silu_mul_of_odd_widths() -> None:
