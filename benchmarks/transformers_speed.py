@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reference = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype).to(options.device).eval()
     lines = []
     for batch, wave in waves.items():
-        transformers_seconds(reference, wave[:batch], batch, min(16, options.max_new_tokens))
+        transformers_seconds(reference, wave[:batch], batch, options.max_new_tokens)
         theirs = len(wave) * options.max_new_tokens / transformers_seconds(reference, wave, batch, options.max_new_tokens)
         for mode, rate in {"transformers": theirs, **rates[batch]}.items():
             lines.append({"batch": batch, "mode": mode, "tokens_per_s": rate, "ratio": rate / theirs})
@@ -75,7 +75,7 @@ def our_rates(
             engine = Engine(target.model, None if shape == PLAIN else draft.model, settings)
             for _ in engine.capture() if engine.can_capture else ():
                 pass
-            engine_seconds(engine, wave[:batch], min(16, options.max_new_tokens))
+            engine_seconds(engine, wave[:batch], options.max_new_tokens)
             rate = len(wave) * options.max_new_tokens / engine_seconds(engine, wave, options.max_new_tokens)
             rates[batch][str(shape)] = rate
             del engine
@@ -104,6 +104,7 @@ def transformers_seconds(model: PreTrainedModel, prompts: Sequence[np.ndarray], 
 
 def engine_seconds(engine: Engine, prompts: Sequence[np.ndarray], num_tokens: int) -> float:
     """For all prompts."""
+    engine.wait_for_device()
     started = perf_counter()
     sampling = SamplingParams(max_new_tokens=num_tokens)
     done = list(engine.generate(Request(index, prompt, sampling) for index, prompt in enumerate(prompts)))

@@ -93,6 +93,7 @@ def run_pass(engine: Engine, requests: Sequence[Request], batch_size: int, end_t
     waiting, num_running, statistics_s = deque(requests), 0, 0.0
     prompts_before, outputs_before = engine.counts.num_prefill_tokens, engine.counts.num_output_tokens
     iterations_before, waited_before = engine.counts.num_iterations, engine.waited_s
+    engine.wait_for_device()
     started = perf_counter()
     while waiting or num_running:
         while waiting and num_running < batch_size:

@@ -218,6 +218,11 @@ class Engine:
         """Seconds that the host has spent waiting for the device; the rest of the time in `step` is its own work."""
         return self._readback.waited_s
 
+    def wait_for_device(self) -> None:
+        """Until all that was launched is done: an idle engine may have left an iteration behind, of rows that had ended."""
+        if self._state.lengths.is_cuda:
+            torch.cuda.synchronize(self._state.lengths.device)
+
     def measure_stages(self, clock: StageClock | None) -> None:
         """Let `clock` measure the prefill and every stage from here on; None ends it."""
         for runner in self._all_runners:

@@ -446,7 +446,7 @@ def _visible_keys(inputs: AttentionInputs, query_index: torch.Tensor, num_column
 def _is_tame(tensor: torch.Tensor) -> bool:
     """Neither NaN nor so large that a product with it may overflow, in any slot, seen or not."""
     low, high = tensor.aminmax()
-    return -_TAME < low.item() and high.item() < _TAME
+    return max(-low.item(), high.item()) < _TAME and not low.isnan()
 
 
 def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float) -> torch.Tensor:

@@ -9,6 +9,7 @@ from eaglecli.engine.attention_backend import TORCH
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.logit_adjustments import _counts_of_output
 from eaglecli.engine.request import Completion, Request
+from eaglecli.engine.row_state import write_growths
 from eaglecli.engine.sequence import EmittedOutput, Sequence
 from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SchedulingSettings, SpeculationSettings
 from eaglecli.engine.speculation_policy import ScriptedPolicy
@@ -34,11 +35,12 @@ NUM_REQUESTS = 4
 
 def small_pool(pair: LoadedPair, triple: Triple | None, **settings: object) -> Engine:
     """With an iteration in flight, and on a GPU with graphs of the sizes given."""
-    options = {"context_length": CONTEXT, "page_size": 4, "max_total_tokens": POOL_TOKENS, "chunked_prefill_size": 32, **settings}
+    pool = {"page_size": 4, "max_total_tokens": POOL_TOKENS, "chunked_prefill_size": 32, "scheduling": HOPEFUL}
+    options = {"context_length": CONTEXT, **pool, **settings}
     speculation = SpeculationSettings(*triple) if triple else PLAIN
     backend = None if DEVICE.type == "cuda" else replace(TORCH, needs_host_lengths=False)
     draft = pair.draft.model if triple else None
-    engine = Engine(pair.target.model, draft, EngineSettings(speculation=speculation, scheduling=HOPEFUL, **options), backend)
+    engine = Engine(pair.target.model, draft, EngineSettings(speculation=speculation, **options), backend)
     if engine.can_capture and engine.settings.graph_sizes:
         assert list(engine.capture())
     return engine
@@ -85,6 +87,25 @@ def test_neither_padding_nor_pages_nor_chunks_show_after_a_preemption(settings, 
     tight = small_pool(e3, triple, **settings)
     assert outcomes(run(tight, long_requests())) == ample_outcomes(expected, "e3", e3, triple)
     assert tight.summary()["num_preemptions"]
+
+
+def test_rows_that_will_soon_be_short_of_pages_grow_with_those_that_are(rand: LoadedPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy to the device for every row that grows would cost the host as much as the rest of an iteration."""
+    grown: list[int] = []
+
+    def count(state, growths, page_size) -> None:
+        grown.append(len(growths))
+        assert all(growth.pages for growth in growths)
+        write_growths(state, growths, page_size)
+
+    monkeypatch.setattr("eaglecli.engine.engine.write_growths", count)
+    requests = [
+        replace(r, sampling=replace(r.sampling, max_new_tokens=60 - 3 * n)) for n, r in enumerate(mixed_requests(NUM_REQUESTS, seed=3))
+    ]
+    engine = small_pool(rand, None, max_total_tokens=1024, scheduling=SchedulingSettings(growth_tokens=16))
+    expected = outcomes(run(make_engine(rand.target, None), requests))
+    assert outcomes(run(engine, requests)) == expected
+    assert sum(grown) >= 2.5 * len(grown)
 
 
 def test_a_sequence_that_loses_its_row_within_its_prompt_begins_again(rand: LoadedPair) -> None:
