@@ -219,16 +219,16 @@ def _chunk_winners_kernel(
     first = chunk * CHUNK
     column = first + tl.arange(0, CHUNK)
     x = _load_scores(logits_ptr + logits_row * row_stride, column, vocab_size)
-    is_bad = tl.max(tl.where(x < float("inf"), 0, 1), axis=0) > 0  # NaN compares false
-    x = tl.where(x < float("inf"), x, float("-inf"))
+    x = tl.where(x < float("inf"), x, float("inf"))  # NaN compares false
     chunk_max = tl.max(x, axis=0)
-    score = x
+    score, best = x, chunk_max
     if (temperature > 0.0) & (is_filtered == 0):
-        pivot = tl.where(chunk_max > float("-inf"), chunk_max, 0.0)
+        pivot = tl.where(tl.abs(chunk_max) < float("inf"), chunk_max, 0.0)
         noise = gumbel_of_range(tl.load(seed_ptr + row), tl.load(sample_ptr + row), tl.load(position_ptr + logits_row), first, CHUNK)
         score = (x - pivot) / temperature + noise
-    winner = tl.min(tl.where((score == tl.max(score, axis=0)) & (column < vocab_size), column, vocab_size), axis=0)
-    tl.store(chunk_max_ptr + logits_row * num_chunks + chunk, tl.where(is_bad, float("inf"), chunk_max))
+        best = tl.max(score, axis=0)
+    winner = tl.min(tl.where((score == best) & (column < vocab_size), column, vocab_size), axis=0)
+    tl.store(chunk_max_ptr + logits_row * num_chunks + chunk, chunk_max)
     tl.store(chunk_id_ptr + logits_row * num_chunks + chunk, winner)
 
 
