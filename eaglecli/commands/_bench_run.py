@@ -88,17 +88,23 @@ class Pass:
 
 
 def run_pass(engine: Engine, requests: Sequence[Request], batch_size: int, end_token_ids: tuple[int, ...]) -> Pass:
-    """Run all requests, at most `batch_size` at a time, the first ones all submitted at once. The engine is idle before and after."""
+    """Run all requests, at most `batch_size` at a time, the first ones all submitted at once. The engine is idle before and after.
+
+    Later ones are submitted by groups, as an engine of `batch_size` rows admits them: this one may have more rows.
+    """
     totals, log, completions = AcceptTotals(engine.settings.run_width - 1), StepLog(), []
     waiting, num_running, statistics_s = deque(requests), 0, 0.0
+    group_size = engine.group_size(batch_size)
     prompts_before, outputs_before = engine.counts.num_prefill_tokens, engine.counts.num_output_tokens
     iterations_before, waited_before = engine.counts.num_iterations, engine.waited_s
     engine.wait_for_device()
     started = perf_counter()
     while waiting or num_running:
-        while waiting and num_running < batch_size:
-            engine.add(waiting.popleft())
-            num_running += 1
+        num_free = batch_size - num_running
+        if num_free >= group_size or not num_running:
+            for _ in range(min(num_free, len(waiting))):
+                engine.add(waiting.popleft())
+                num_running += 1
         log.in_flight.append(num_running)
         done = engine.step()
         ended = perf_counter()

@@ -80,7 +80,7 @@ class Engine:
         device, dtype = target.embed_weight.device, target.dtype
         if not any(speculation.num_steps for speculation in settings.all_speculation):
             draft = None
-        self.dtype, self.vocab_size = dtype, target.config.vocab_size
+        self.device, self.dtype, self.vocab_size = device, dtype, target.config.vocab_size
         self.refusal = RequestLimits(settings, self.vocab_size).refusal  # why a request can never run, or None
         self.attention = choose_attention(attention, device, settings.is_deterministic)
         if settings.is_deterministic and not all(model.kernels.is_row_invariant for model in (target, draft) if model is not None):
@@ -89,8 +89,7 @@ class Engine:
             check_windows("target", target.config.windows, speculation)
             check_windows("draft", draft.config.windows if draft else (), speculation)
         self._pool = PagePool(settings.num_pages, settings.page_size)
-        group_size = settings.scheduling.group_size(settings.max_running_requests) if device.type == "cuda" else 1
-        self._scheduler = Scheduler(self._pool, settings, group_size)
+        self._scheduler = Scheduler(self._pool, settings, self.group_size(settings.max_running_requests))
         adjustments = allocate_adjustments(settings, self.vocab_size, device)
         functions = self.attention.attend, self.attention.attend_qkv
         self._state = allocate_row_state(settings, draft.hidden_size if draft else 0, dtype, device, *functions, adjustments)
@@ -144,6 +143,10 @@ class Engine:
         """Nothing waits, nothing runs."""
         return self._scheduler.is_idle
 
+    def group_size(self, batch_size: int) -> int:
+        """Requests that are admitted together while others run, where at most `batch_size` do: on a GPU they share a prefill."""
+        return self.settings.scheduling.group_size(batch_size) if self.device.type == "cuda" else 1
+
     def add(self, request: Request) -> None:
         """Queue a request. Raises ValueError with the reason when it can never run: see `refusal`."""
         reason = self.refusal(request)
@@ -185,6 +188,8 @@ class Engine:
         chunks, caught_up, length_class = self._schedule(), False, 0
         asked = self._what_is_asked()
         records = [self._run_prefill(chunks, asked)] if chunks else []
+        if chunks:
+            self._last_read_s = None  # the host has been busy with them: the iteration before is read later than it was done
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.chooses_token], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
@@ -220,8 +225,8 @@ class Engine:
 
     def wait_for_device(self) -> None:
         """Until all that was launched is done: an idle engine may have left an iteration behind, of rows that had ended."""
-        if self._state.lengths.is_cuda:
-            torch.cuda.synchronize(self._state.lengths.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def measure_stages(self, clock: StageClock | None) -> None:
         """Let `clock` measure the prefill and every stage from here on; None ends it."""
@@ -452,7 +457,8 @@ class Engine:
             num_prefilled = len(rows.prefilled)
             first, later = result.split(num_prefilled)
             self._observe(rows, result.record[num_prefilled:])
-            completions += self._take_record(rows.prefilled, rows.prefilled_owner, *first, None)
+            if num_prefilled:
+                completions += self._take_record(rows.prefilled, rows.prefilled_owner, *first, None)
             num_proposed = self._modes[rows.mode].speculation.num_draft_tokens - 1
             completions += self._take_record(rows.decoded, rows.decoded_owner, *later, num_proposed)
         return completions

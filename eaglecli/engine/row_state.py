@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from eaglecli.engine.logit_adjustments import write_adjustments
 from eaglecli.engine.pages import PagePool
@@ -161,34 +162,32 @@ def slots_of(pages: Rows[int], page_size: int) -> np.ndarray:
 
 
 def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) -> None:
-    """Set the rows of newly admitted requests, whose prompts are not in the cache yet: three copies, whatever their number."""
-    num_columns, num_stop_ids = state.slot_table.shape[1], state.stop_ids.shape[1]
+    """Set the rows of newly admitted requests, whose prompts are not in the cache yet: one copy, whatever their number."""
+    num_stop_ids, most_pages = state.stop_ids.shape[1], max(len(sequence.pages) for sequence in admitted)
+    numbers = np.zeros((len(admitted), 9 + num_stop_ids + most_pages), np.int64)
     samplings = [sequence.request.sampling for sequence in admitted]
-    stop_ids = [(*sampling.stop_token_ids, *[-1] * (num_stop_ids - len(sampling.stop_token_ids))) for sampling in samplings]
-    integers = np.array(
-        [
-            (sequence.row, sequence.limit, sampling.top_k, sampling.seed, sequence.request.sample, *ids)
-            for sequence, sampling, ids in zip(admitted, samplings, stop_ids, strict=True)
-        ],
-        np.int64,
-    )
     floats = np.array([(sampling.temperature, sampling.top_p, sampling.min_p) for sampling in samplings], np.float32)
-    num_slots = np.array([len(sequence.pages) for sequence in admitted]) * page_size
-    most_slots = num_slots.max()
-    slots = np.zeros((len(admitted), max(num_columns, most_slots)), np.int32)
-    pages = [page for sequence in admitted for page in sequence.pages]
-    slots[:, :most_slots][np.arange(most_slots) < num_slots[:, None]] = slots_of(pages, page_size)
-    slots = np.ascontiguousarray(slots[:, :num_columns])
+    numbers[:, 6:9] = floats.view(np.int32)
+    numbers[:, 9 : 9 + num_stop_ids] = -1
+    for line, sequence, sampling in zip(numbers, admitted, samplings, strict=True):
+        num_pages, stop_ids = len(sequence.pages), sampling.stop_token_ids
+        line[:6] = sequence.row, sequence.limit, sampling.top_k, sampling.seed, sequence.request.sample, num_pages * page_size
+        line[9 : 9 + len(stop_ids)] = stop_ids
+        line[9 + num_stop_ids :][:num_pages] = sequence.pages
     device = state.lengths.device
-    slots_d, integers_d, floats_d = (to_device(array, device) for array in (slots, integers, floats))
-    rows = integers_d[:, 0]
-    state.slot_table[rows] = slots_d
-    state.limits[rows] = integers_d[:, 1].int()
-    state.top_k[rows] = integers_d[:, 2].int()
-    state.seed[rows] = integers_d[:, 3]
-    state.sample[rows] = integers_d[:, 4].int()
-    state.stop_ids[rows] = integers_d[:, 5:]
-    state.temperature[rows], state.top_p[rows], state.min_p[rows] = floats_d.unbind(1)
+    numbers_d = to_device(numbers, device)
+    rows, limits, top_k, seed, sample, num_slots = numbers_d[:, :6].unbind(1)
+    stop_ids_d, pages_d = numbers_d[:, 9:].split((num_stop_ids, most_pages), dim=1)
+    slots = (pages_d[:, :, None] * page_size + torch.arange(page_size, device=device)).flatten(1)
+    slots = torch.where(torch.arange(slots.shape[1], device=device) < num_slots[:, None], slots, 0)
+    num_columns = state.slot_table.shape[1]
+    state.slot_table[rows] = functional.pad(slots, (0, num_columns - slots.shape[1])).int()  # cut where the pages reach past the columns
+    state.limits[rows] = limits.int()
+    state.top_k[rows] = top_k.int()
+    state.seed[rows] = seed
+    state.sample[rows] = sample.int()
+    state.stop_ids[rows] = stop_ids_d
+    state.temperature[rows], state.top_p[rows], state.min_p[rows] = numbers_d[:, 6:9].int().view(torch.float32).unbind(1)
     state.lengths.index_fill_(0, rows, 0)  # assigning a number through an index waits for the device
     if state.draft_start is not None:
         state.draft_start.index_fill_(0, rows, 0)
