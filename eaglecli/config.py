@@ -20,6 +20,7 @@ from eaglecli.speculation_table import normalize_table
 DEFAULT_CONFIG = "smollm2-135m"
 DEVICE_SECTIONS = ("cpu", "cuda")
 COMMAND_LINE, GENERATION_CONFIG, DEFAULT, DERIVED = "command line", "generation_config", "default", "derived"
+CHOOSER_SETTINGS = ("speculative_adaptive", "speculative_adaptive_config")
 TRIPLE_SETTINGS = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens", "num_speculative_tokens")
 INPUT_FORMATS = (
     *("auto", "prompt", "messages", "turns", "sharegpt", "alpaca", "openai-batch", "tokens"),  # what a record holds
@@ -428,6 +429,7 @@ def _anchored_input(value: str, folder: Path) -> str:
 def resolve_settings(given: Mapping[str, Any], config: ConfigFile | None, find_device: Callable[[str], str]) -> GenerateSettings:
     """Lays the command line's `given` values over the config file's over the defaults.
 
+    A triple on the command line sets aside what a config file says of choosing among several.
     `find_device` turns the requested device ("auto" included) into "cpu" or "cuda"; it is asked once. Raises UserError.
     """
     values = {name: _checked(name, value, COMMAND_LINE) for name, value in given.items()}
@@ -437,9 +439,10 @@ def resolve_settings(given: Mapping[str, Any], config: ConfigFile | None, find_d
     layers = [(common, "config file")]
     if config:
         layers.insert(0, (config.sections.get(device, {}), f"config file, {device}"))
+    set_aside = CHOOSER_SETTINGS if set(TRIPLE_SETTINGS) & set(given) else ()
     for layer, origin in layers:
         for name, value in layer.items():
-            if value is not None and name not in values:
+            if value is not None and name not in values and name not in set_aside:
                 values[name] = _checked(name, value, f"config file {config.path}" if config else origin)
                 origins[name] = origin
     _check_lengths(values)

@@ -165,3 +165,12 @@ def test_a_part_on_the_command_line_sets_the_triple_of_the_file_aside(tmp_path):
     choice = choose_speculation(settings({STEPS: 2}, text, tmp_path))
     assert (choice.num_steps, choice.topk, choice.num_draft_tokens) == (2, 1, 3)
     assert "derived: topk, draft tokens" in choice.explanation
+
+
+def test_a_triple_on_the_command_line_sets_aside_what_the_file_chooses_among(tmp_path):
+    text = "cpu:\n  speculative_adaptive: true\n  speculative_adaptive_config: {8: [3/1/4]}\n"
+    assert settings({}, text, tmp_path).speculative_adaptive
+    fixed = settings({CHAIN: 3}, text, tmp_path)
+    assert not fixed.speculative_adaptive and fixed.speculative_adaptive_config is None
+    both = settings({CHAIN: 3, "speculative_adaptive": True}, text, tmp_path)
+    assert both.speculative_adaptive and both.speculative_adaptive_config is None

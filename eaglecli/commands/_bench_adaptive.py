@@ -11,13 +11,12 @@ from typing import Any
 
 from eaglecli.commands._bench_settings import CHOOSING_MODES, BenchConfiguration, BenchOptions
 from eaglecli.commands._speculation import SpeculationPlan, describe_shares, make_policy, plan_speculation
-from eaglecli.config import COMMAND_LINE, GenerateSettings
+from eaglecli.config import CHOOSER_SETTINGS, COMMAND_LINE, GenerateSettings
 from eaglecli.engine.adaptive_policy import AdaptivePolicy
 from eaglecli.engine.engine import Engine
 from eaglecli.errors import UserError
 from eaglecli.io.bench_statistics import ratio_interval
 
-_CHOOSERS = ("speculative_adaptive", "speculative_adaptive_config")
 _COUNTERS = ("num_changes", "num_trials", "num_trial_iterations")
 
 
@@ -34,8 +33,8 @@ def with_choosing(
         raise UserError("--assert-adaptive-ratio needs an adaptive configuration to hold against the others", "add --speculative-adaptive")
     if not is_wanted:
         return listed
-    given = next((name for name in _CHOOSERS if settings.origin(name) == COMMAND_LINE), None)
-    refusal = _refusal(given or _CHOOSERS[0], options, has_draft)
+    given = next((name for name in CHOOSER_SETTINGS if settings.origin(name) == COMMAND_LINE), None)
+    refusal = _refusal(given or CHOOSER_SETTINGS[0], options, has_draft)
     if refusal is not None:
         if given is not None or needs_it:
             raise refusal

@@ -14,7 +14,7 @@ from eaglecli.commands._engine_settings import MAX_STOP_IDS, context_length, eng
 from eaglecli.commands._graphs import capture_for_run, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
 from eaglecli.commands._request_maker import RequestRules
 from eaglecli.commands._speculation import SpeculationPlan, describe_costs, make_policy, plan_speculation
-from eaglecli.config import COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
+from eaglecli.config import CHOOSER_SETTINGS, COMMAND_LINE, TRIPLE_SETTINGS, GenerateSettings, choose_speculation
 from eaglecli.engine.attention_backend import AttentionBackend
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion, Request
@@ -256,7 +256,7 @@ def _settled(engine: Engine, dtype: torch.dtype) -> dict[str, Any]:
 
 def _idle_speculation(settings: GenerateSettings) -> tuple[str, ...]:
     """A warning when the command line tunes a draft that is not there."""
-    names = (*TRIPLE_SETTINGS, "speculative_adaptive", "speculative_adaptive_config")
+    names = (*TRIPLE_SETTINGS, *CHOOSER_SETTINGS)
     given = [name for name in names if settings.origin(name) == COMMAND_LINE]
     return (f"no draft is used: --{given[0].replace('_', '-')} changes nothing",) if given else ()
 

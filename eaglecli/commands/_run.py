@@ -301,8 +301,10 @@ class Run:
 
     def _say_accept_length(self, totals: AcceptTotals) -> None:
         length = totals.accept_length or 0.0
-        self.console.note(f"accept length {length:.3f} ((accepted + steps) / steps), {totals.num_verify_steps} verify steps")
-        if length < LOW_ACCEPT_LENGTH:
+        has_choice = self.opened is not None and len(self.opened.engine.modes) > 1  # it has gone by what the draft is worth
+        plain = ", those without drafts among them" if has_choice else ""
+        self.console.note(f"accept length {length:.3f} ((accepted + steps) / steps), {totals.num_verify_steps} verify steps{plain}")
+        if length < LOW_ACCEPT_LENGTH and not has_choice:
             self.console.warning(
                 f"accept length below {LOW_ACCEPT_LENGTH}: this draft hardly ever guesses right here; plain decoding may be faster"
             )

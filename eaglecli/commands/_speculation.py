@@ -102,9 +102,14 @@ def describe_shares(summary: Mapping[str, Any]) -> str | None:
     if not speculation or not any(mode["iterations"] for mode in speculation["modes"].values()):
         return None
     shares = sorted(speculation["modes"].items(), key=lambda item: -item[1]["tokens"])
-    used = ", ".join(f"{mode['share_of_tokens']:.0%} by {name}" for name, mode in shares if mode["iterations"])
+    used = ", ".join(f"{mode['share_of_tokens']:.0%} by {name}{_accepted(name, mode)}" for name, mode in shares if mode["iterations"])
     changes = f"; {speculation['num_changes']} changes" if "num_changes" in speculation else ""
     return f"speculation: {used} of the tokens{changes}"
+
+
+def _accepted(name: str, mode: Mapping[str, Any]) -> str:
+    length = mode.get("accept_length")
+    return "" if length is None or name == str(PLAIN) else f" (accept length {length:.2f})"
 
 
 def _read_table(settings: GenerateSettings) -> dict[int, tuple[SpeculationSettings, ...]]:

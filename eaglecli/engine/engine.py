@@ -471,8 +471,11 @@ class Engine:
             return
         current = record[self._owner[step.decoded] == step.decoded_owner]
         num_tokens = int(emitted_of(current).sum())
-        self._modes[step.mode].num_tokens += num_tokens
-        self._accepted_of[:, len(record)] += len(current), int(current[:, -3].sum())
+        num_accepted, mode = int(current[:, -3].sum()), self._modes[step.mode]
+        mode.num_tokens += num_tokens
+        mode.num_row_steps += len(current)
+        mode.num_accepted_drafts += num_accepted
+        self._accepted_of[:, len(record)] += len(current), num_accepted
         seconds = None if before is None or step.has_prefill else now - before
         going_on = current[status_of(current) == Status.RUNNING]
         accept_counts, length_class = going_on[:, -3], step.length_class

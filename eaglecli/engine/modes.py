@@ -35,6 +35,8 @@ class Mode:
     max_requests: int
     num_iterations: int = 0
     num_tokens: int = 0
+    num_row_steps: int = 0
+    num_accepted_drafts: int = 0
 
     @property
     def leaves_draft_behind(self) -> bool:
@@ -116,6 +118,7 @@ def describe_modes(modes: Sequence[Mode], policy: SpeculationPolicy) -> dict[str
                 "share_of_iterations": mode.num_iterations / max(num_iterations, 1),
                 "tokens": mode.num_tokens,
                 "share_of_tokens": mode.num_tokens / max(num_tokens, 1),
+                "accept_length": 1 + mode.num_accepted_drafts / mode.num_row_steps if mode.num_row_steps else None,
             }
             for mode in modes
         },

@@ -54,6 +54,10 @@ def test_adaptive_text_is_plain_text_and_the_files_say_what_was_done(invoke, tmp
     assert list(speculation["modes"]) == ["5/1/6", "none", "2/1/3", "3/1/4", "7/1/8", "5/4/16"]
     assert sum(mode["tokens"] for mode in speculation["modes"].values()) == sum(line["usage"]["completion_tokens"] - 1 for line in found)
     assert sum(mode["share_of_iterations"] for mode in speculation["modes"].values()) == pytest.approx(1)
+    assert speculation["modes"]["none"]["accept_length"] in (1.0, None)
+    drafted = [mode for mode in speculation["modes"].values() if mode["accept_length"] is not None]
+    accepted = sum(line["spec"]["spec_num_correct_drafts"] for line in found)
+    assert (accepted > 0) == any(mode["accept_length"] > 1 for mode in drafted)
     log = (tmp_path / "run" / "log.txt").read_text()
     assert "speculation: adaptive: 5/1/6 none 2/1/3" in log
     assert "ms of an iteration of 1 / 4 requests" in log
