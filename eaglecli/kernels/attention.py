@@ -286,7 +286,7 @@ class AttentionTile:
 def choose_tile(packed_rows: int, num_row_heads: int, is_masked: bool, is_wide: bool, head_dim: int) -> AttentionTile:
     """The tile for this many packed rows of each of num_row_heads (row, key head) pairs.
 
-    Found by `benchmarks.attention_tiles`; where iterations of a model disagreed with it, these decided (`benchmarks/RESULTS.md`, runs 10 and 13).
+    Found by `benchmarks.attention_tiles`; where iterations of a model disagreed, these decided (`benchmarks/RESULTS.md`, runs 10 and 13).
 
     float32 has no matrix unit: its tile is small. Many programs hide the latency of one another's loads, so shared memory for two or three
     blocks of keys is worth less than room for more programs on a multiprocessor.

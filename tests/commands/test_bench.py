@@ -1,17 +1,21 @@
 """`eaglecli bench` as a whole, in process, on tiny pairs without a GPU."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from eaglecli.cli import app
+from eaglecli.commands._bench_run import run_pass
 from eaglecli.commands._bench_settings import OPTION_NAMES
 from eaglecli.engine.engine import Engine
 from eaglecli.errors import ExitCode
 from tests.commands.program import lines, write_records
+from tests.engine.harness import load_pair, make_engine, random_prompts, requests_of
 from tests.fixtures import Pair, write_cycle, write_e3, write_rand
 
 QUICK = ["--device", "cpu", "--context-length", "512", "--skip-warmup", "--repeat", "1", "--no-plot"]
@@ -340,3 +344,17 @@ def test_the_deterministic_mode_is_measured_and_stamped(cycle, prompts, tmp_path
     document = run(cycle, tmp_path / "run", *own(prompts, "--enable-deterministic-inference"))
     assert document["conditions"]["is_deterministic"]
     assert document["configurations"][0]["accept"]["identity"]["holds"]
+
+
+@pytest.mark.parametrize(("batch_size", "group_size"), [(1, 1), (3, 1), (8, 3), (5, 9)])
+def test_requests_are_submitted_by_groups_as_an_engine_of_so_many_rows_admits_them(rand, batch_size, group_size):
+    """An engine with more rows than requests would admit every one alone."""
+    engine = make_engine(load_pair(rand).target, None, max_running_requests=16)
+    engine.group_size = lambda rows: group_size if rows == batch_size else 1
+    requests = requests_of(random_prompts([4] * 20), 8)
+    requests = [replace(r, sampling=replace(r.sampling, max_new_tokens=2 + n % 5)) for n, r in enumerate(requests)]
+    done = run_pass(engine, requests, batch_size, ())
+    assert sorted(completion.request.key for completion in done.completions) == list(range(20))
+    assert done.log.in_flight[0] == batch_size == max(done.log.in_flight)
+    admitted = [more // 4 for more in np.diff(done.log.prompt_tokens) if more]
+    assert all(count >= min(group_size, batch_size) for count in admitted[:-1])  # the last ones are what is left
