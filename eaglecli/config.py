@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from eaglecli.errors import UserError
-from eaglecli.speculation_table import normalize_table
+from eaglecli.speculation_table import NO_TRIPLE, Triple, normalize_table, parse_triple
 
 DEFAULT_CONFIG = "smollm2-135m"
 DEVICE_SECTIONS = ("cpu", "cuda")
@@ -476,12 +476,15 @@ class SpeculationChoice:
 def choose_speculation(settings: GenerateSettings) -> SpeculationChoice:
     """Completes the triple: given parts stay, parts left out follow from them.
 
-    The triple comes from one layer: when the command line gives a part, those of the config file are set aside.
+    The triple comes from one layer: when the command line gives a part, those of the config file are set aside. Where none is given but a
+    table is, it is the first one that the table names: of the smallest batches.
     `--num-speculative-tokens K` is the chain of K. Raises UserError when it contradicts the triple.
     """
     given = {name: getattr(settings, name) for name in TRIPLE_SETTINGS if getattr(settings, name) is not None}
     from_command_line = {name: value for name, value in given.items() if settings.origin(name) == COMMAND_LINE}
     given = from_command_line or given
+    if not given and (named := _first_of_table(settings)):
+        return SpeculationChoice(*named, f"first of the table, {settings.origin('speculative_adaptive_config')}")
     chain = given.pop("num_speculative_tokens", None)
     if chain is not None:
         for name, expected in zip(TRIPLE_SETTINGS, (chain, 1, chain + 1), strict=False):
@@ -495,6 +498,11 @@ def choose_speculation(settings: GenerateSettings) -> SpeculationChoice:
     source = " and ".join(sorted({settings.origin(name) for name in given})) if given else DEFAULT
     derived = [word for word, part in zip(("steps", "topk", "draft tokens"), (steps, topk, nodes), strict=True) if part is None]
     return SpeculationChoice(*chosen, source + (f"; derived: {', '.join(derived)}" if given and derived else ""))
+
+
+def _first_of_table(settings: GenerateSettings) -> Triple | None:
+    names = [name for row in (settings.speculative_adaptive_config or {}).values() for name in row]
+    return next((triple for triple in map(parse_triple, names) if triple != NO_TRIPLE), None)
 
 
 def _complete(steps: int | None, topk: int | None, nodes: int | None) -> tuple[int, int, int]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from eaglecli.config import SETTINGS, GenerateSettings, choose_speculation, find_config, read_config, resolve_settings
+from eaglecli.config import DEFAULT_CONFIG, SETTINGS, GenerateSettings, choose_speculation, find_config, read_config, resolve_settings
 from eaglecli.errors import ExitCode, UserError
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
@@ -165,6 +165,21 @@ def test_a_part_on_the_command_line_sets_the_triple_of_the_file_aside(tmp_path):
     choice = choose_speculation(settings({STEPS: 2}, text, tmp_path))
     assert (choice.num_steps, choice.topk, choice.num_draft_tokens) == (2, 1, 3)
     assert "derived: topk, draft tokens" in choice.explanation
+
+
+def test_where_only_a_table_is_given_the_triple_is_its_first_one(tmp_path):
+    text = "speculative_adaptive_config: {8: [none, 6/4/32], 128: 3/1/4}\n"
+    choice = choose_speculation(settings({}, text, tmp_path))
+    assert (choice.num_steps, choice.topk, choice.num_draft_tokens) == (6, 4, 32)
+    assert "table" in choice.explanation
+    assert choose_speculation(settings({CHAIN: 2}, text, tmp_path)).num_draft_tokens == 3
+
+
+@pytest.mark.parametrize(("device", "triple"), [("cpu", (3, 1, 4)), ("cuda", (6, 4, 32))])
+def test_what_the_shipped_config_verifies_and_benches_by_itself(device, triple):
+    shipped = resolve_settings({}, read_config(find_config(DEFAULT_CONFIG)), lambda _: device)
+    choice = choose_speculation(shipped)
+    assert (choice.num_steps, choice.topk, choice.num_draft_tokens) == triple
 
 
 def test_a_triple_on_the_command_line_sets_aside_what_the_file_chooses_among(tmp_path):

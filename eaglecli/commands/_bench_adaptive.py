@@ -69,7 +69,10 @@ def begin_policy(engine: Engine, plan: SpeculationPlan, batch_size: int) -> dict
 def describe_choices(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """What each mode did between two summaries of an engine, and what its policy says in the second one."""
     earlier, later = before["modes"], after["modes"]
-    done = {name: {key: later[name][key] - earlier[name][key] for key in ("iterations", "tokens")} for name in later}
+    counts = ("iterations", "tokens", "row_steps", "accepted_drafts")
+    done = {name: {key: later[name][key] - earlier[name][key] for key in counts} for name in later}
+    for mode in done.values():
+        mode["accept_length"] = 1 + mode["accepted_drafts"] / mode["row_steps"] if mode["row_steps"] else None
     totals = {key: sum(mode[key] for mode in done.values()) or 1 for key in ("iterations", "tokens")}
     modes = {name: {**mode, **{f"share_of_{key}": mode[key] / totals[key] for key in totals}} for name, mode in done.items()}
     said = {key: value for key, value in after.items() if key not in ("modes", "changes")}

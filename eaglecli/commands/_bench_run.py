@@ -31,7 +31,7 @@ class StepLog:
 
 @dataclass(frozen=True, eq=False)
 class SteadyWindow:
-    """The part of a pass in which the batch was full: from the end of the first prefill to the last full step."""
+    """The part of a pass in which the batch was full, but for rows kept free for a group: from the first prefill to the last full step."""
 
     seconds: float
     num_steps: int

@@ -17,6 +17,7 @@ from eaglecli.commands._speculation import describe_shares
 from eaglecli.commands._workload import workload_of
 from eaglecli.engine.adaptive_policy import AdaptivePolicy
 from eaglecli.engine.request import Completion, Request
+from eaglecli.engine.settings import PLAIN
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import LOW_ACCEPT_LENGTH, AcceptTotals
 from eaglecli.io.console import Console
@@ -301,10 +302,12 @@ class Run:
 
     def _say_accept_length(self, totals: AcceptTotals) -> None:
         length = totals.accept_length or 0.0
-        has_choice = self.opened is not None and len(self.opened.engine.modes) > 1  # it has gone by what the draft is worth
-        plain = ", those without drafts among them" if has_choice else ""
+        engine = self.opened.engine if self.opened is not None else None
+        modes = [mode.speculation for mode in engine.modes] if engine is not None else []
+        plain = ", those without drafts among them" if len(modes) > 1 and PLAIN in modes else ""
         self.console.note(f"accept length {length:.3f} ((accepted + steps) / steps), {totals.num_verify_steps} verify steps{plain}")
-        if length < LOW_ACCEPT_LENGTH and not has_choice:
+        has_adapted = engine is not None and isinstance(engine.policy, AdaptivePolicy)  # it has gone by what the draft is worth
+        if length < LOW_ACCEPT_LENGTH and not has_adapted:
             self.console.warning(
                 f"accept length below {LOW_ACCEPT_LENGTH}: this draft hardly ever guesses right here; plain decoding may be faster"
             )

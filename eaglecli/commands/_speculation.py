@@ -120,7 +120,9 @@ def _read_table(settings: GenerateSettings) -> dict[int, tuple[SpeculationSettin
 def _plan_from_table(
     table: Mapping[int, tuple[SpeculationSettings, ...]], settings: GenerateSettings, given: SpeculationSettings | None
 ) -> SpeculationPlan:
-    sizes, most = list(table), settings.max_running_requests
+    most = settings.max_running_requests
+    num_reached = sum(size < most for size in table) + 1 + settings.speculative_adaptive  # rows behind them hold for no batch
+    sizes = list(table)[:num_reached]
     limits: dict[SpeculationSettings, int] = {}
     for place, size in enumerate(sizes):
         last = place == len(sizes) - 1

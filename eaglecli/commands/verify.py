@@ -16,7 +16,16 @@ from eaglecli.commands._chat_template import prepare_tokenizer
 from eaglecli.commands._graphs import capture_graphs, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
 from eaglecli.commands._open_engine import BuiltEngine, FoundModels, find_device, find_models, has_draft, out_of_memory, speculation_of
 from eaglecli.commands._verify_sample import DEFAULT_NEW_TOKENS, Sample, make_sample, read_records
-from eaglecli.config import DEFAULT, DEFAULT_CONFIG, GenerateSettings, find_config, read_config, resolve_settings
+from eaglecli.config import (
+    DEFAULT,
+    DEFAULT_CONFIG,
+    TRIPLE_SETTINGS,
+    GenerateSettings,
+    choose_speculation,
+    find_config,
+    read_config,
+    resolve_settings,
+)
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion
 from eaglecli.engine.settings import PLAIN
@@ -45,8 +54,10 @@ def resolve(given: Mapping[str, Any], config_name: str | None) -> GenerateSettin
     settings = resolve_settings(given, read_config(find_config(config_name)) if config_name else None, find_device)
     own = {"temperature": DEFAULT_TEMPERATURE, "max_new_tokens": DEFAULT_NEW_TOKENS}
     own = {name: value for name, value in own.items() if settings.origin(name) == DEFAULT}
-    one_triple = {"speculative_adaptive": False, "speculative_adaptive_config": None}  # which every step is held against
-    return dataclasses.replace(settings, **own, **one_triple)
+    choice = choose_speculation(settings)
+    one_triple = dict(zip(TRIPLE_SETTINGS, (choice.num_steps, choice.topk, choice.num_draft_tokens, None), strict=True))
+    no_choice = {"speculative_adaptive": False, "speculative_adaptive_config": None}  # one triple, which every step is held against
+    return dataclasses.replace(settings, **own, **one_triple, **no_choice)
 
 
 def verify(settings: GenerateSettings, console: Console, find: Callable[[GenerateSettings], FoundModels] = find_models) -> VerifyResult:

@@ -188,8 +188,6 @@ class Engine:
         chunks, caught_up, length_class = self._schedule(), False, 0
         asked = self._what_is_asked()
         records = [self._run_prefill(chunks, asked)] if chunks else []
-        if chunks:
-            self._last_read_s = None  # the host has been busy with them: the iteration before is read later than it was done
         prefilled = np.array([chunk.sequence.row for chunk in chunks if chunk.chooses_token], np.int64)
         self._in_flight[prefilled] += 1
         decoded = self._rows_to_decode()
@@ -209,6 +207,8 @@ class Engine:
             self.counts.num_iterations += 1
             self._mode.num_iterations += 1
             self._num_iterations_of[len(decoded)] += 1
+        if chunks or caught_up:
+            self._last_read_s = None  # the host has been busy with them: the iteration before is read later than it was done
         if records:
             owners = self._owner[prefilled], self._owner[decoded]
             step = StepRows(prefilled, decoded, *owners, self._mode_number, bool(chunks), caught_up, length_class)

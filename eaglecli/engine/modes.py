@@ -118,6 +118,8 @@ def describe_modes(modes: Sequence[Mode], policy: SpeculationPolicy) -> dict[str
                 "share_of_iterations": mode.num_iterations / max(num_iterations, 1),
                 "tokens": mode.num_tokens,
                 "share_of_tokens": mode.num_tokens / max(num_tokens, 1),
+                "row_steps": mode.num_row_steps,
+                "accepted_drafts": mode.num_accepted_drafts,
                 "accept_length": 1 + mode.num_accepted_drafts / mode.num_row_steps if mode.num_row_steps else None,
             }
             for mode in modes

@@ -488,9 +488,10 @@ class _PaddedQueries:
     @classmethod
     def of(cls, inputs: AttentionInputs, num_tokens: int, window: int | None) -> "_PaddedQueries":
         """Worked out once for all layers that share the inputs and the window."""
-        if window not in inputs.worked_out:
-            inputs.worked_out[window] = cls._work_out(inputs, num_tokens, window)
-        return inputs.worked_out[window]
+        key = num_tokens, window
+        if key not in inputs.worked_out:
+            inputs.worked_out[key] = cls._work_out(inputs, num_tokens, window)
+        return inputs.worked_out[key]
 
     @classmethod
     def _work_out(cls, inputs: AttentionInputs, num_tokens: int, window: int | None) -> "_PaddedQueries":

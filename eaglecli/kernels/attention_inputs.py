@@ -24,7 +24,7 @@ QkvAttentionFunction = Callable[..., torch.Tensor]  # see `kernels/qkv_attention
 
 @dataclass(frozen=True, eq=False)
 class AttentionInputs:
-    """See the module docstring. B rows, T packed queries, R x C slot table."""
+    """See the module docstring. B rows, T packed queries, R x C slot table. For one forward: what is worked out of it is kept with it."""
 
     rows: torch.Tensor  # int32 [B] row of the slot table
     query_start: torch.Tensor  # int32 [B+1] first packed query of each row; row b owns query_start[b]:query_start[b+1]

@@ -154,7 +154,7 @@ def linear_residual(
     """residual [T, H] + `linear`(x [T, I], weight [H, I], bias [H]): a new tensor [T, H], or with `overwrite` perhaps `residual` itself."""
     if x.is_cuda:
         return linear_residual_triton(x, weight, bias, residual, overwrite)
-    return linear_residual_reference(x, weight, bias, residual)
+    return residual.add_(linear_reference(x, weight, bias)) if overwrite else linear_residual_reference(x, weight, bias, residual)
 
 
 def norm_gate_up(

@@ -45,7 +45,7 @@ def row_invariant_linear_reference(
 
     def product(block: torch.Tensor) -> torch.Tensor:
         rows = block if norm_weight is None else rms_norm_reference(block, norm_weight, eps)
-        out = torch.mm(weight, rows.t()).t().contiguous()  # turned round: what the CPU library is quickest at, see `linear_reference`
+        out = torch.mm(weight, rows.t()).t().contiguous()  # one orientation for every number of rows
         out = out if bias is None else out + bias
         if gate_up:
             gate, up = out.chunk(2, dim=-1)

@@ -97,6 +97,8 @@ def test_a_run_is_taken_up_again_with_the_same_candidates_only(invoke, tmp_path)
             {"3/1/4": None, "none": 200, "2/1/3": 200, "5/1/6": 170, "7/1/8": 128, "5/4/16": 64},
         ),
         ({"speculative_adaptive_config": {1: "7/1/8", 8: "3/1/4", 32: "none"}}, {"none": None, "7/1/8": 1, "3/1/4": 8}),
+        ({"speculative_adaptive_config": {8: "6/4/32", 128: "3/1/4"}, "max_running_requests": 8}, {"6/4/32": None}),
+        ({"speculative_adaptive_config": {8: "6/4/32", 128: "3/1/4"}, "max_running_requests": 9}, {"3/1/4": None, "6/4/32": 8}),
         (
             {"speculative_adaptive": True, "speculative_adaptive_config": {1: ["7/1/8", "5/1/6"], 8: "3/1/4", 32: "2/1/3"}},
             {"2/1/3": None, "7/1/8": 8, "5/1/6": 8, "3/1/4": 64, "none": 64},

@@ -97,7 +97,7 @@ def test_a_table_alone_is_measured_as_it_stands(bench):
     one, three = (item for item in document["configurations"] if item["mode"] == "table")
     assert one["speculation"]["modes"]["3/1/4"]["share_of_tokens"] == 1
     assert three["speculation"]["modes"]["none"]["tokens"] > 0
-    assert one["ratio_to_best_fixed"]["mode"] == "5/1/6"
+    assert one["ratio_to_best_fixed"]["mode"] == "3/1/4"  # of the table: no triple was given
 
 
 @pytest.mark.parametrize(("least", "holds"), [("0.0001", True), ("1000", False)])
@@ -131,18 +131,23 @@ def test_a_choice_that_a_config_file_asks_for_gives_way_to_simulation(bench, tmp
     config.write_text('speculative_adaptive_config: {1: ["3/1/4", "none"]}\n')
     done, document = bench("--config", str(config), "--simulate-acc-len", "2", "--repeat", "1", data=False)
     assert done.exit_code == ExitCode.OK, done.output
-    assert [item["mode"] for item in document["configurations"]] == ["5/1/6"]
+    assert [item["mode"] for item in document["configurations"]] == ["3/1/4"]
 
 
 def test_choices_are_those_between_two_summaries():
     def summary(tokens: int, iterations: int, changes: int) -> dict:
-        modes = {"none": {"iterations": 5, "tokens": 5}, "5/1/6": {"iterations": iterations, "tokens": tokens}}
+        plain = {"iterations": 5, "tokens": 5, "row_steps": 5, "accepted_drafts": 0}
+        chain = {"iterations": iterations, "tokens": tokens, "row_steps": 2 * iterations, "accepted_drafts": tokens - 2 * iterations}
+        modes = {"none": plain, "5/1/6": chain}
         return {"policy": "adaptive", "num_changes": changes, "changes": [], "modes": modes}
 
     found = describe_choices(summary(10, 2, 4), summary(40, 8, 5))
     assert found["num_changes"] == 1 and "changes" not in found
-    assert found["modes"]["5/1/6"] == {"iterations": 6, "tokens": 30, "share_of_iterations": 1.0, "share_of_tokens": 1.0}
-    assert found["modes"]["none"] == {"iterations": 0, "tokens": 0, "share_of_iterations": 0.0, "share_of_tokens": 0.0}
+    chain, plain = found["modes"]["5/1/6"], found["modes"]["none"]
+    assert (chain["iterations"], chain["tokens"], chain["accept_length"]) == (6, 30, 2.5)
+    assert (plain["iterations"], plain["tokens"], plain["accept_length"]) == (0, 0, None)
+    assert [chain[f"share_of_{what}"] for what in ("iterations", "tokens")] == [1, 1]
+    assert [plain[f"share_of_{what}"] for what in ("iterations", "tokens")] == [0, 0]
 
 
 def row(mode: str, rate: float, batch_size: int = 256) -> dict:
