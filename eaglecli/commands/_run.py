@@ -303,9 +303,14 @@ class Run:
     def _say_accept_length(self, totals: AcceptTotals) -> None:
         length = totals.accept_length or 0.0
         engine = self.opened.engine if self.opened is not None else None
-        modes = [mode.speculation for mode in engine.modes] if engine is not None else []
-        plain = ", those without drafts among them" if len(modes) > 1 and PLAIN in modes else ""
+        modes = engine.modes if engine is not None else []
+        has_plain = len(modes) > 1 and any(mode.speculation == PLAIN for mode in modes)
+        plain = ", those without drafts among them" if has_plain else ""
         self.console.note(f"accept length {length:.3f} ((accepted + steps) / steps), {totals.num_verify_steps} verify steps{plain}")
+        drafting = [mode for mode in modes if mode.num_row_steps and mode.speculation != PLAIN]
+        if has_plain:  # of the steps that had drafts; where there were none, nothing is said against them
+            num_accepted, num_steps = (sum(getattr(mode, of) for mode in drafting) for of in ("num_accepted_drafts", "num_row_steps"))
+            length = 1 + num_accepted / num_steps if num_steps else LOW_ACCEPT_LENGTH
         has_adapted = engine is not None and isinstance(engine.policy, AdaptivePolicy)  # it has gone by what the draft is worth
         if length < LOW_ACCEPT_LENGTH and not has_adapted:
             self.console.warning(

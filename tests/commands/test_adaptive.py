@@ -12,6 +12,7 @@ from eaglecli.config import resolve_settings
 from eaglecli.engine.mode_race import ModeRace
 from eaglecli.engine.speculation_policy import StepObservation
 from eaglecli.errors import ExitCode, UserError
+from eaglecli.io.accept_statistics import LOW_ACCEPT_LENGTH
 from eaglecli.speculation_table import normalize_table
 from tests.commands.program import lines, write_records
 from tests.fixtures import write_cycle, write_rand
@@ -78,6 +79,20 @@ def test_a_table_is_followed_by_batch_size(invoke, tmp_path):
     modes = engine["speculation"]["modes"]
     assert modes["none"]["iterations"] == sum(count for size, count in by_requests.items() if size > 2)
     assert modes["2/1/3"]["iterations"] == sum(count for size, count in by_requests.items() if size <= 2) > 0
+
+
+@pytest.mark.parametrize(("pair", "is_warned"), [("cycle", False), ("rand", True)])
+def test_steps_without_drafts_are_not_held_against_the_draft(invoke, tmp_path, pair, is_warned):
+    """The accept length of a run counts them; a warning goes by those that had drafts."""
+    table = ("--speculative-adaptive-config", json.dumps({"2": "1/1/2", "8": "none"}), "--max-running-requests", "8")
+    done = invoke("generate", "-o", str(tmp_path / "run"), *table, pair=pair)
+    assert done.exit_code == 0, done.output
+    stats = json.loads((tmp_path / "run" / "stats.json").read_text())
+    modes = stats["engine"]["speculation"]["modes"]
+    assert modes["1/1/2"]["row_steps"] and stats["accept"]["accept_length"] < LOW_ACCEPT_LENGTH
+    assert "verify steps, those without drafts among them" in done.stderr
+    assert ("hardly ever guesses right" in done.stderr) == is_warned
+    assert f"by 1/1/2 (accept length {modes['1/1/2']['accept_length']:.2f})" in done.stderr
 
 
 def test_a_run_is_taken_up_again_with_the_same_candidates_only(invoke, tmp_path):
