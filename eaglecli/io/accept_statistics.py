@@ -193,12 +193,11 @@ def _until_end(counts: AnswerCounts) -> tuple[int, int]:
     end = counts.first_end_position
     if end is None:
         return counts.num_verify_steps, counts.num_accepted_drafts
-    if end == 0:
+    if end == 0 or not len(counts.accept_counts):
         return 0, 0
-    accepted = np.cumsum(np.asarray(counts.accept_counts, dtype=np.int64))
-    delivered = 1 + accepted + np.arange(1, len(accepted) + 1)
-    num_steps = int(np.searchsorted(delivered, end + 1)) + 1
-    return num_steps, int(accepted[:num_steps].max(initial=0))
+    delivered = (np.asarray(counts.accept_counts, dtype=np.int64) + 1).cumsum()  # behind the first token, by the end of each step
+    num_steps = min(int(delivered.searchsorted(end)) + 1, len(delivered))
+    return num_steps, int(delivered[num_steps - 1]) - num_steps
 
 
 def _ratio(above: float, below: float) -> float | None:
