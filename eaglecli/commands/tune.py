@@ -15,7 +15,7 @@ from eaglecli.commands._input import read_input, select_input
 from eaglecli.commands._open_engine import FoundModels, find_device, find_models, has_draft, out_of_memory
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.commands._speculation import DEFAULT_CANDIDATES, MOST_VERIFIED_TOKENS
-from eaglecli.config import DEFAULT, DEFAULT_CONFIG, GenerateSettings, find_config, read_config, resolve_settings
+from eaglecli.config import DEFAULT, DEFAULT_CONFIG, DERIVED, GenerateSettings, find_config, read_config, resolve_settings
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.mode_race import ModeRace, ModeTime, run_race
 from eaglecli.engine.request import Request
@@ -28,6 +28,7 @@ SCHEMA_VERSION = 1
 DEFAULT_BATCH_SIZES = (1, 4, 16, 64)
 DEFAULT_NUM_PROMPTS, DEFAULT_NEW_TOKENS = 256, 256
 WORTH_KEEPING = 0.9  # of the fastest's rate: so good, a mode stays a candidate for --speculative-adaptive
+_MEASURED_WITH = ("context_length", "max_total_tokens", "mem_fraction_static", "chunked_prefill_size", "page_size")
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,8 @@ def _check_output(name: str) -> Path:
 def _write_config(path: Path, settings: GenerateSettings, table: Mapping[str, list[str]], races: Mapping[int, Any]) -> None:
     import yaml  # here, as in config.py
 
-    names = ("target", "draft", "dtype", "max_running_requests")
+    asked = [name for name in _MEASURED_WITH if settings.origin(name) not in (DEFAULT, DERIVED)]
+    names = ("target", "draft", "dtype", "max_running_requests", *asked)
     given: dict[str, Any] = {name: getattr(settings, name) for name in names}
     for name in ("target", "draft"):
         if given[name] is not None and Path(given[name]).exists():

@@ -172,6 +172,7 @@ def test_a_race_ranks_modes_by_rate_and_spends_most_on_the_best():
 def test_tune_writes_a_config_that_generate_takes(invoke, tmp_path):
     output = tmp_path / "tuned.yaml"
     more = ("--batch-size", "1", "3", "--config-list", "3,1,4", "3,2,5", "--num-iters", "3", "--max-new-tokens", "24", "--json")
+    more += ("--page-size", "8")
     done = invoke("tune", "-o", str(output), *more)
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
@@ -182,6 +183,7 @@ def test_tune_writes_a_config_that_generate_takes(invoke, tmp_path):
     config = yaml.safe_load(output.read_text())
     assert list(config["speculative_adaptive_config"]) == [1, 3]
     assert config["max_running_requests"] == 3
+    assert config["page_size"] == 8 and "mem_fraction_static" not in config  # what was asked for, not what was left at its default
     assert "fastest" in done.stderr
     run = CliRunner().invoke(app, ["generate", "--config", str(output), "-i", str(tmp_path / "input.jsonl"), "-o", str(tmp_path / "run")])
     assert run.exit_code == 0, run.output
