@@ -207,8 +207,8 @@ class Engine:
             self.counts.num_iterations += 1
             self._mode.num_iterations += 1
             self._num_iterations_of[len(decoded)] += 1
-        if chunks or caught_up:
-            self._last_read_s = None  # the host has been busy with them: the iteration before is read later than it was done
+        if (chunks or caught_up) and not self._readback.is_empty:
+            self._last_read_s = None  # the host has been busy with them: the iteration in flight is read later than it was done
         if records:
             owners = self._owner[prefilled], self._owner[decoded]
             step = StepRows(prefilled, decoded, *owners, self._mode_number, bool(chunks), caught_up, length_class)
