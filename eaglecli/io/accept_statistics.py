@@ -163,7 +163,6 @@ class AcceptTotals:
             "accept_length_macro": _ratio(self.sum_delivered_per_step, self.num_records_with_steps),
             "accept_length_delivered": _ratio(self.num_completion_tokens, self.num_verify_steps),
             "accept_length_trt": _ratio(self.sum_delivered_per_step_trt, self.num_records),
-            "engine.speculation.modes.*.accept_length": "accept_length over the steps of that mode",
             "accept_length_to_eos": _ratio(self.accepted_to_end + self.steps_to_end, self.steps_to_end),
             "spec_accept_rate": _ratio(self.num_accepted_drafts, self.num_proposed_drafts),
             "depth_accept_rate": _ratio(self.num_accepted_drafts, self.num_verify_steps * self.num_steps),

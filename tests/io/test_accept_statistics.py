@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eaglecli.io.accept_statistics import AcceptTotals, AnswerCounts, describe_answer
+from eaglecli.io.accept_statistics import DEFINITIONS, AcceptTotals, AnswerCounts, describe_answer
 
 
 def answer(accepts: list[int], cut: int = 0, proposed_per_step: int = 4, **extra) -> AnswerCounts:
@@ -26,6 +26,13 @@ def test_the_worked_example_has_one_value_for_each_formula_in_use():
     assert described["accept_length_delivered"] == pytest.approx(162 / 55)
     assert described["accept_length_macro"] == pytest.approx((151 / 50 + 11 / 5) / 2)
     assert described["accept_length_trt"] == pytest.approx((151 / 51 + 11 / 6) / 2)
+
+
+def test_what_a_run_says_are_figures_each_of_which_is_defined():
+    described = totals(answer([2, 1])).describe()
+    assert not [name for name, value in described.items() if isinstance(value, str)]
+    undefined = set(described) - set(DEFINITIONS) - {"identity"}
+    assert undefined <= {"spec_num_correct_drafts", "spec_verify_ct", "spec_num_cut_tokens"}  # defined under their letters
 
 
 def test_one_record_carries_the_counts_that_reproduce_its_ratios():
