@@ -14,6 +14,7 @@ from eaglecli.commands._speculation import SpeculationPlan, describe_shares, mak
 from eaglecli.config import CHOOSER_SETTINGS, COMMAND_LINE, GenerateSettings
 from eaglecli.engine.adaptive_policy import AdaptivePolicy
 from eaglecli.engine.engine import Engine
+from eaglecli.engine.modes import accept_length
 from eaglecli.errors import UserError
 from eaglecli.io.bench_statistics import ratio_interval
 
@@ -72,7 +73,7 @@ def describe_choices(before: Mapping[str, Any], after: Mapping[str, Any]) -> dic
     counts = ("iterations", "tokens", "row_steps", "accepted_drafts")
     done = {name: {key: later[name][key] - earlier[name][key] for key in counts} for name in later}
     for mode in done.values():
-        mode["accept_length"] = 1 + mode["accepted_drafts"] / mode["row_steps"] if mode["row_steps"] else None
+        mode["accept_length"] = accept_length(mode["accepted_drafts"], mode["row_steps"])
     totals = {key: sum(mode[key] for mode in done.values()) or 1 for key in ("iterations", "tokens")}
     modes = {name: {**mode, **{f"share_of_{key}": mode[key] / totals[key] for key in totals}} for name, mode in done.items()}
     said = {key: value for key, value in after.items() if key not in ("modes", "changes")}

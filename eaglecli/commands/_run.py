@@ -16,6 +16,7 @@ from eaglecli.commands._samples import SamplePlan
 from eaglecli.commands._speculation import describe_shares
 from eaglecli.commands._workload import workload_of
 from eaglecli.engine.adaptive_policy import AdaptivePolicy
+from eaglecli.engine.modes import accept_length
 from eaglecli.engine.request import Completion, Request
 from eaglecli.engine.settings import PLAIN
 from eaglecli.errors import ExitCode, UserError
@@ -307,10 +308,10 @@ class Run:
         has_plain = len(modes) > 1 and any(mode.speculation == PLAIN for mode in modes)
         plain = ", those without drafts among them" if has_plain else ""
         self.console.note(f"accept length {length:.3f} ((accepted + steps) / steps), {totals.num_verify_steps} verify steps{plain}")
-        drafting = [mode for mode in modes if mode.num_row_steps and mode.speculation != PLAIN]
         if has_plain:  # of the steps that had drafts; where there were none, nothing is said against them
-            num_accepted, num_steps = (sum(getattr(mode, of) for mode in drafting) for of in ("num_accepted_drafts", "num_row_steps"))
-            length = 1 + num_accepted / num_steps if num_steps else LOW_ACCEPT_LENGTH
+            drafting = [mode for mode in modes if mode.speculation != PLAIN]
+            counts = sum(mode.num_accepted_drafts for mode in drafting), sum(mode.num_row_steps for mode in drafting)
+            length = accept_length(*counts) or LOW_ACCEPT_LENGTH
         has_adapted = engine is not None and isinstance(engine.policy, AdaptivePolicy)  # it has gone by what the draft is worth
         if length < LOW_ACCEPT_LENGTH and not has_adapted:
             self.console.warning(

@@ -107,6 +107,11 @@ def capture_plans(modes: Sequence[Mode], settings: EngineSettings) -> list[Captu
     ]
 
 
+def accept_length(num_accepted_drafts: int, num_row_steps: int) -> float | None:
+    """Tokens of a row-step; None where there was none."""
+    return 1 + num_accepted_drafts / num_row_steps if num_row_steps else None
+
+
 def describe_modes(modes: Sequence[Mode], policy: SpeculationPolicy) -> dict[str, Any]:
     """What each mode had to do, and what the policy says."""
     num_iterations, num_tokens = sum(mode.num_iterations for mode in modes), sum(mode.num_tokens for mode in modes)
@@ -120,7 +125,7 @@ def describe_modes(modes: Sequence[Mode], policy: SpeculationPolicy) -> dict[str
                 "share_of_tokens": mode.num_tokens / max(num_tokens, 1),
                 "row_steps": mode.num_row_steps,
                 "accepted_drafts": mode.num_accepted_drafts,
-                "accept_length": 1 + mode.num_accepted_drafts / mode.num_row_steps if mode.num_row_steps else None,
+                "accept_length": accept_length(mode.num_accepted_drafts, mode.num_row_steps),
             }
             for mode in modes
         },

@@ -164,20 +164,18 @@ def slots_of(pages: Rows[int], page_size: int) -> np.ndarray:
 def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) -> None:
     """Set the rows of newly admitted requests, whose prompts are not in the cache yet: one copy, whatever their number."""
     num_stop_ids, most_pages = state.stop_ids.shape[1], max(len(sequence.pages) for sequence in admitted)
-    numbers = np.zeros((len(admitted), 9 + num_stop_ids + most_pages), np.int64)
     samplings = [sequence.request.sampling for sequence in admitted]
     floats = np.array([(sampling.temperature, sampling.top_p, sampling.min_p) for sampling in samplings], np.float32)
-    numbers[:, 6:9] = floats.view(np.int32)
-    numbers[:, 9 : 9 + num_stop_ids] = -1
-    for line, sequence, sampling in zip(numbers, admitted, samplings, strict=True):
-        num_pages, stop_ids = len(sequence.pages), sampling.stop_token_ids
-        line[:6] = sequence.row, sequence.limit, sampling.top_k, sampling.seed, sequence.request.sample, num_pages * page_size
-        line[9 : 9 + len(stop_ids)] = stop_ids
-        line[9 + num_stop_ids :][:num_pages] = sequence.pages
+    integers = [
+        (sequence.row, sequence.limit, sampling.top_k, sampling.seed, sequence.request.sample, len(sequence.pages) * page_size)
+        for sequence, sampling in zip(admitted, samplings, strict=True)
+    ]
+    stop_ids = [(*sampling.stop_token_ids, *[-1] * (num_stop_ids - len(sampling.stop_token_ids))) for sampling in samplings]
+    pages = [(*sequence.pages, *[0] * (most_pages - len(sequence.pages))) for sequence in admitted]
+    numbers = np.hstack([np.array(part, np.int64) for part in (floats.view(np.int32), integers, stop_ids, pages)])
     device = state.lengths.device
-    numbers_d = to_device(numbers, device)
-    rows, limits, top_k, seed, sample, num_slots = numbers_d[:, :6].unbind(1)
-    stop_ids_d, pages_d = numbers_d[:, 9:].split((num_stop_ids, most_pages), dim=1)
+    floats_d, integers_d, stop_ids_d, pages_d = to_device(numbers, device).split((3, 6, num_stop_ids, most_pages), dim=1)
+    rows, limits, top_k, seed, sample, num_slots = integers_d.unbind(1)
     slots = (pages_d[:, :, None] * page_size + torch.arange(page_size, device=device)).flatten(1)
     slots = torch.where(torch.arange(slots.shape[1], device=device) < num_slots[:, None], slots, 0)
     num_columns = state.slot_table.shape[1]
@@ -187,7 +185,7 @@ def write_admitted(state: RowState, admitted: list[Sequence], page_size: int) ->
     state.seed[rows] = seed
     state.sample[rows] = sample.int()
     state.stop_ids[rows] = stop_ids_d
-    state.temperature[rows], state.top_p[rows], state.min_p[rows] = numbers_d[:, 6:9].int().view(torch.float32).unbind(1)
+    state.temperature[rows], state.top_p[rows], state.min_p[rows] = floats_d.int().view(torch.float32).unbind(1)
     state.lengths.index_fill_(0, rows, 0)  # assigning a number through an index waits for the device
     if state.draft_start is not None:
         state.draft_start.index_fill_(0, rows, 0)

@@ -446,7 +446,7 @@ def _visible_keys(inputs: AttentionInputs, query_index: torch.Tensor, num_column
 def _is_tame(tensor: torch.Tensor) -> bool:
     """Neither NaN nor so large that a product with it may overflow, in any slot, seen or not."""
     low, high = tensor.aminmax()
-    return max(-low.item(), high.item()) < _TAME and not low.isnan()
+    return max(-low.item(), high.item()) < _TAME  # both are NaN if any number is, and compare false
 
 
 def _masked_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, visible: torch.Tensor, scale: float) -> torch.Tensor:
