@@ -3,7 +3,6 @@
 Commands are imported when they run, so that help and version need neither torch nor transformers.
 """
 
-import contextlib
 import json as json_module
 import os
 import sys
@@ -16,6 +15,7 @@ import typer
 from eaglecli import __version__
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.narrow_help import ReadableHelpCommand, ReadableHelpGroup
+from eaglecli.io.process_end import leave_process
 from eaglecli.io.signals import Interrupted, interruptible
 
 if TYPE_CHECKING:
@@ -1123,13 +1123,8 @@ def _exit(console: Any, command: Callable[[], ExitCode]) -> None:
 
 
 def main() -> None:
-    """Console script. After a signal everything is on disk: taking the interpreter apart would only cost seconds, so it is left."""
+    """Console script."""
     try:
         app(prog_name="eaglecli")
     except SystemExit as leaving:
-        if leaving.code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED):
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError, AttributeError):
-                    stream.flush()
-            os._exit(int(leaving.code))
-        raise
+        leave_process(int(leaving.code or ExitCode.OK))

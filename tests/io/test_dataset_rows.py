@@ -44,6 +44,7 @@ def test_of_several_splits_one_has_to_be_named(tmp_path):
 READ_HUB = """
 import json, sys
 from eaglecli.errors import UserError
+from eaglecli.io.process_end import leave_process
 from eaglecli.io.scan import InputReader
 from eaglecli.io.prompts import InputSelection
 for name in sys.argv[1:]:
@@ -52,6 +53,7 @@ for name in sys.argv[1:]:
         print(json.dumps([reader.scan.is_complete, [record.text for record in reader.records()]]))
     except UserError as error:
         print(json.dumps(error.message))
+leave_process(0)  # as the program does: threads of pyarrow may still be alive
 """
 
 
