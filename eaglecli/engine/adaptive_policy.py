@@ -4,7 +4,7 @@
 
 The first iterations belong to mode 0, which was asked for, if it could win. A mode is left only for one that is better by a margin. What
 is not run is not learnt of, so now and then a mode of which too little is known, or nothing lately, is tried for a few iterations: only
-one that could win, and only when the time that it may lose, if it is less often right than expected, fits into a fixed share of all time
+one that could win (if all its drafts were right; plain decoding, which has none, if the start measured it twice too dear), and only when the time that it may lose, if it is less often right than expected, fits into a fixed share of all time
 and what is granted at the start. A mode that was tried in vain waits longer for its next trial. Short trials tell most: while a long one
 runs, the text moves on. Pure bookkeeping, no tensors; the clock is the engine's observations.
 """
@@ -186,13 +186,22 @@ class AdaptivePolicy:
             and self._could_win(mode, num_requests, best)
             and self._is_unsure(mode, num_requests, best)
         ]
-        mode = max(due, key=lambda mode: self.rate(mode, num_requests) * (1 + self.acceptance.doubt(mode)), default=None)
+        mode = max(due, key=lambda mode: self._promise(mode, num_requests), default=None)
         allowance_s = self._trial_allowance_s(num_requests, best)
         if mode is None or self._trial_loss_s + self._trial_risk_s(mode, num_requests, best) > allowance_s:
             return None
         growth = 1.5 if self._modes[best].num_steps else 2
         self._wait[mode] = min(int(growth * self._wait[mode]), LONGEST_WAIT_ITERATIONS)
         return mode
+
+    def _promise(self, mode: int, num_requests: int) -> tuple[bool, float]:
+        """What trials are ranked by. Plain decoding promises little, so that its turn would never come: at last it comes first."""
+        is_overdue = self._iteration > LONGEST_WAIT_ITERATIONS and self._is_plain_unknown(mode, num_requests)
+        return is_overdue, self.rate(mode, num_requests) * (1 + self.acceptance.doubt(mode))
+
+    def _is_plain_unknown(self, mode: int, num_requests: int) -> bool:
+        """Plain decoding whose cost is what the start measured: where that was too dear, nothing else would ever say so."""
+        return self._modes[mode].num_steps == 0 and not self.costs.is_known(mode, num_requests, self._length_class)
 
     def _trial_allowance_s(self, num_requests: int, best: int) -> float:
         """Seconds that all trials up to now may lose."""
@@ -204,13 +213,17 @@ class AdaptivePolicy:
         return (
             is_guessed
             or self.acceptance.doubt(mode) > SURE
+            or self._is_plain_unknown(mode, num_requests)
             or self.costs.age(mode, num_requests, self._length_class) > LONGEST_WAIT_ITERATIONS
         )
 
     def _could_win(self, mode: int, num_requests: int, best: int) -> bool:
-        """If all its drafts were right, and what has not run cost no more than was measured."""
+        """If all its drafts were right, and what is not known cost no more than was measured, or of plain decoding half of it."""
         most = self._modes[mode].num_steps + 1
-        return most / self.costs.least_seconds(mode, num_requests, self._length_class) > MARGIN * self.rate(best, num_requests)
+        least_s = self.costs.least_seconds(mode, num_requests, self._length_class)
+        if self._is_plain_unknown(mode, num_requests):
+            least_s /= 2
+        return most / least_s > MARGIN * self.rate(best, num_requests)
 
     def _is_beginning(self, num_requests: int) -> bool:
         """Mode 0 is being tried, as it were."""

@@ -15,6 +15,7 @@ Bucket = tuple[int, int]  # batch size, length class
 _FIRST_COMMON_GAIN, _COMMON_GAIN = 0.2, 0.02  # part of an error that goes to all modes: in the first iterations, and later
 _OWN_GAIN = 0.03  # part that goes to the mode; in its own first iterations all of it: their mean
 _FIRST_ITERATIONS = 16
+_KNOWN_AFTER = 8  # iterations of a mode after those first ones of all modes: before, its cost is little more than what the start measured
 _OUTLIER = 1.25  # so many times longer or shorter than estimated and measured is the most that an iteration counts as
 _CATCH_UP_GAIN = 0.3
 _MOST_CATCH_UP = 10  # times an iteration: more is a pause of the host
@@ -34,6 +35,7 @@ class IterationCosts:
         self._common_s: dict[Bucket, float] = {}
         self._own_s: dict[tuple[int, Bucket], float] = {}
         self._num_seen: dict[tuple[int, Bucket], int] = {}
+        self._num_own: dict[tuple[int, Bucket], int] = {}  # the same, after the first iterations of all modes
         self._num_in_bucket: dict[Bucket, int] = {}
         self._last_seen: dict[tuple[int, Bucket], int] = {}
         self._num_iterations = 0
@@ -50,6 +52,10 @@ class IterationCosts:
         estimate = self.seconds(mode, num_requests, length_class)
         has_run = (mode, self.bucket(num_requests, length_class)) in self._num_seen
         return estimate if has_run else min(estimate, self._measured(mode, num_requests))
+
+    def is_known(self, mode: int, num_requests: int, length_class: int = 0) -> bool:
+        """Whether the mode has run there often enough to correct what the start measured of it."""
+        return self._num_own.get((mode, self.bucket(num_requests, length_class)), 0) >= _KNOWN_AFTER
 
     def bucket(self, num_requests: int, length_class: int = 0) -> Bucket:
         """The measured size that stands for a batch size, and the class: batches that share both share what is learnt of them."""
@@ -73,6 +79,7 @@ class IterationCosts:
         self._common_s[bucket] = self._common_s.get(bucket, 0.0) + common_gain * error
         self._own_s[mode, bucket] = self._own_s.get((mode, bucket), 0.0) + own_gain * error
         self._num_seen[mode, bucket] = num_seen + 1
+        self._num_own[mode, bucket] = self._num_own.get((mode, bucket), 0) + (not is_first)
         self._num_in_bucket[bucket] = self._num_in_bucket.get(bucket, 0) + 1
         self._last_seen[mode, bucket] = self._num_iterations
 

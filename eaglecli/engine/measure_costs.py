@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from eaglecli.engine.check_tools import restore
+from eaglecli.engine.graph_sizes import padded_size
 from eaglecli.engine.iteration import Iteration, named_tensors
 from eaglecli.engine.modes import Mode
 from eaglecli.engine.row_state import HostHints, RowState
@@ -83,7 +84,7 @@ def measure_costs(
             is_needed = place < 2
             if not is_needed and perf_counter() - started > budget_s:
                 return costs
-            largest = max((other for other in graph_sizes if other <= mode.max_requests), default=mode.max_requests)
+            largest = padded_size(mode.max_requests, graph_sizes)
             if is_needed or size <= mode.max_requests:
                 measured = min(size, largest)
                 if (number, measured) not in costs:

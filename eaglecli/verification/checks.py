@@ -9,7 +9,6 @@
 - `check_counts`: C = 1 + A + V - cut, and nothing but the last step was cut.
 """
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
@@ -18,7 +17,7 @@ from eaglecli.engine.request import Completion
 from eaglecli.verification.difference import Difference, judge
 from eaglecli.verification.reference_run import ReferenceRun
 
-IMBALANCE = 1e-6  # the chance at which a difference of that size, or a larger one, is no longer taken for chance
+ONE_IN = 1_000_000  # chances: a difference so improbable, or more so, is no longer taken for chance
 
 
 def compare_texts(run: ReferenceRun, plain: Completion) -> Iterator[Difference]:
@@ -61,10 +60,13 @@ def check_acceptance(run: ReferenceRun) -> Iterator[Difference]:
 
 
 def check_balance(num_fewer: int, num_more: int) -> Iterator[Difference]:
-    """Over all answers of a run: a two-sided sign test."""
+    """Over all answers of a run: a two-sided sign test, in whole numbers, which know no largest one."""
     count = num_fewer + num_more
-    tail = sum(math.comb(count, number) for number in range(min(num_fewer, num_more) + 1))
-    if 2 * tail < IMBALANCE * 2**count:
+    tail, ways = 0, 1  # of choosing so many steps out of all
+    for number in range(min(num_fewer, num_more) + 1):
+        tail += ways
+        ways = ways * (count - number) // (number + 1)
+    if 2 * tail * ONE_IN < 1 << count:
         sentence = f"{num_fewer} steps accepted fewer drafts than expected and {num_more} more: numbers that move do both alike"
         yield Difference("balance", "bug", "all answers", 0, sentence)
 

@@ -144,6 +144,17 @@ def test_costs_that_were_measured_wrongly_are_put_right():
     assert world.run([4] * 1000) * 1.02 >= 0.97 * world.best_fixed(4)
 
 
+@pytest.mark.parametrize("factor", [1.15, 1.5])
+@pytest.mark.parametrize("num_requests", [1, 8, 64])
+def test_plain_decoding_that_was_measured_too_dear_is_found_to_be_best(num_requests: int, factor: float):
+    """It promises one token whatever happens: only its cost, put right by running it, can win."""
+    world = World(adaptive(measured_costs({1: factor})), NEVER)
+    world.run([num_requests] * 2000)
+    before = world.used[1]
+    world.run([num_requests] * 1000)
+    assert world.used[1] - before > 900
+
+
 def test_batches_that_go_to_and_fro_between_two_sizes_do_not_make_modes_flicker():
     world = World(adaptive(), FAIR)
     world.run(itertools.islice(itertools.cycle((120, 140)), 1000))
