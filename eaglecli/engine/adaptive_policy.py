@@ -4,8 +4,9 @@
 
 The first iterations belong to mode 0, which was asked for, if it could win. A mode is left only for one that is better by a margin. What
 is not run is not learnt of, so now and then a mode of which too little is known, or nothing lately, is tried for a few iterations: only
-one that could win (if all its drafts were right; plain decoding, which has none, if the start measured it twice too dear), and only when the time that it may lose, if it is less often right than expected, fits into a fixed share of all time
-and what is granted at the start. A mode that was tried in vain waits longer for its next trial. Short trials tell most: while a long one
+one that could win (if all its drafts were right; plain decoding, which has none, if the start measured it twice too dear), and only when
+the time that it may lose, if it is less often right than expected, fits into a fixed share of all time and what is granted at the start.
+A mode that was tried in vain waits longer for its next trial. Short trials tell most: while a long one
 runs, the text moves on. Pure bookkeeping, no tensors; the clock is the engine's observations.
 """
 
