@@ -14,20 +14,19 @@ from eaglecli.commands._bench_run import Pass, WarmUp, in_simulated_step, run_pa
 from eaglecli.commands._bench_settings import BenchConfiguration, BenchOptions
 from eaglecli.commands._bench_stages import DECODE_STAGES, StageTimes, stage_of, time_stages
 from eaglecli.io.bench_splits import AnsweredRecord, context_edges, split_accept_lengths, split_by_batch_size, split_by_context
-from eaglecli.io.bench_statistics import median, percentiles, pooled_ratio_interval, spread
+from eaglecli.io.bench_statistics import middle_place, percentiles, pooled_ratio_interval, spread
 from eaglecli.io.garbage_pauses import seldom_garbage_pauses
 
 SCHEMA_VERSION = 1
-RATES = ("request_throughput", "input_throughput", "output_throughput", "total_throughput")
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """One configuration as measured: `document` is its line of results.jsonl, `last` its last timed pass."""
+    """One configuration as measured: `document` is its line of results.jsonl, `middle` the timed pass that it tells of."""
 
     configuration: BenchConfiguration
     document: dict[str, Any]
-    last: Pass
+    middle: Pass
 
 
 def measure(
@@ -35,6 +34,7 @@ def measure(
 ) -> Measurement:
     """Warm up, time `options.repeat` passes over all the data, then clock the stages of one wave.
 
+    All figures are those of one pass, the middle one by its throughput, so that they belong together; `repeats` has the others' rates.
     An engine that chooses between triples begins with what it measures before anything runs, and learns all the while.
     """
     engine, batch_size = bench.engine, configuration.batch_size
@@ -46,13 +46,16 @@ def measure(
     started_policy = begin_policy(engine, configuration.plan, batch_size)
     warmth = warm_up(engine, requests, batch_size, 0 if options.skip_warmup else options.num_warmups)
     synchronize(models.device)
-    before = engine.summary()
-    with seldom_garbage_pauses():
-        passes = [run_pass(engine, requests, batch_size, data.end_token_ids) for _ in range(options.repeat)]
-    after = engine.summary()
-    stages = time_stages(engine, requests, batch_size, models.device, passes[-1])
+    passes, summaries = [], [engine.summary()]
+    for _ in range(options.repeat):
+        with seldom_garbage_pauses():
+            passes.append(run_pass(engine, requests, batch_size, data.end_token_ids))
+        summaries.append(engine.summary())
+    place = middle_place([done.output_throughput for done in passes])
+    middle, before, after = passes[place], summaries[place], summaries[place + 1]
+    stages = time_stages(engine, requests, batch_size, models.device, middle)
     peak = torch.cuda.max_memory_allocated(models.device) if is_cuda else None
-    document = _describe(bench, models, data, configuration, simulated, passes, warmth, stages)
+    document = _describe(bench, models, data, configuration, simulated, passes, middle, warmth, stages)
     document |= {"graph_hit_rate": _hit_rate(_stage_runs(before), _stage_runs(after)), "peak_memory_bytes": peak}
     if document["accept"]:
         by_batch_size = split_by_batch_size(before["accepted_by_requests"], after["accepted_by_requests"])
@@ -60,7 +63,7 @@ def measure(
     document["timing"]["capture_s"] += started_policy.get("start_costs_s", 0.0)
     if "speculation" in after:
         document["speculation"] = started_policy | describe_choices(before["speculation"], after["speculation"])
-    return Measurement(configuration, document, passes[-1])
+    return Measurement(configuration, document, middle)
 
 
 def _describe(
@@ -70,13 +73,13 @@ def _describe(
     configuration: BenchConfiguration,
     simulated: float | None,
     passes: Sequence[Pass],
+    middle: Pass,
     warmth: WarmUp,
     stages: StageTimes,
 ) -> dict[str, Any]:
-    triple, last = configuration.fixed, passes[-1]
+    triple, rates = configuration.fixed, _rates(middle)
     repeats = [_rates(done) for done in passes]
-    rates = {name: median([repeat[name] for repeat in repeats]) for name in (*RATES, "total_latency")}
-    window = last.steady_window(configuration.batch_size)
+    window = middle.steady_window(configuration.batch_size)
     return {
         "schema_version": SCHEMA_VERSION,
         "label": configuration.label,
@@ -86,7 +89,7 @@ def _describe(
         "speculative_eagle_topk": triple and triple.topk,
         "speculative_num_draft_tokens": triple and triple.num_draft_tokens,
         "simulated_accept_length": simulated,
-        **_counts(last),
+        **_counts(middle),
         **rates,
         "output_throughput_per_user": rates["output_throughput"] / min(configuration.batch_size, len(data.requests)),
         "output_throughput_per_gpu": rates["output_throughput"],
@@ -96,15 +99,17 @@ def _describe(
         "steady_state_window": {"seconds": window.seconds, "num_steps": window.num_steps, "output_tokens": window.num_output_tokens},
         "step_latency_ms": percentiles(window.decode_step_s * 1e3),
         "stages_ms": stages.describe(),
-        "host_share": stages.host_ms / (last.elapsed_s / last.num_iterations * 1e3) if stages.host_ms and last.num_iterations else None,
-        "statistics_share": last.statistics_s / last.elapsed_s,
-        "floor": _floor(models, configuration, last, window.decode_step_s),
-        "ttft_s": percentiles([completion.ttft_s for completion in last.completions]),
+        "host_share": stages.host_ms / (middle.elapsed_s / middle.num_iterations * 1e3)
+        if stages.host_ms and middle.num_iterations
+        else None,
+        "statistics_share": middle.statistics_s / middle.elapsed_s,
+        "floor": _floor(models, configuration, middle, window.decode_step_s),
+        "ttft_s": percentiles([completion.ttft_s for completion in middle.completions]),
         "tpot_s": percentiles(
-            [(done.e2e_s - done.ttft_s) / (len(done.output_ids) - 1) for done in last.completions if len(done.output_ids) > 1]
+            [(done.e2e_s - done.ttft_s) / (len(done.output_ids) - 1) for done in middle.completions if len(done.output_ids) > 1]
         ),
-        "accept": _accept(last, data) if configuration.has_drafts else None,
-        "by_context": split_by_context(answered_records(last, data), _edges(models, data)),
+        "accept": _accept(middle, data) if configuration.has_drafts else None,
+        "by_context": split_by_context(answered_records(middle, data), _edges(models, data)),
         "timing": {
             "load_s": models.load_s,
             "capture_s": bench.capture_s,
@@ -113,7 +118,7 @@ def _describe(
             "profile_s": stages.seconds,
         },
         "warmup": {"windows": list(warmth.windows), "agreed": warmth.agreed},
-        "num_iterations": last.num_iterations,
+        "num_iterations": middle.num_iterations,
     }
 
 

@@ -16,7 +16,7 @@ def write_generations(folder: Path, measurement: Measurement, data: BenchData, i
     """Append the answers of the last timed pass, one line each in the order of the data; the file begins with the first configuration."""
     assert data.tokenizer is not None, "only text that means something is written"
     with (folder / GENERATIONS).open("w" if is_first else "a", encoding="utf-8") as file:
-        for done in sorted(measurement.last.completions, key=lambda completion: completion.request.key):  # type: ignore[arg-type, return-value]
+        for done in sorted(measurement.middle.completions, key=lambda completion: completion.request.key):  # type: ignore[arg-type, return-value]
             text = answer_text(data.tokenizer.decode, done.output_ids, done.stop_reason)
             line = {
                 "configuration": measurement.configuration.label,

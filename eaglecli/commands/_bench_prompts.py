@@ -150,7 +150,7 @@ def _record_requests(
     settings: GenerateSettings, models: FoundModels, tokenizer: PromptTokenizer, console: Console
 ) -> tuple[list[tuple[Request, str]], int]:
     """First turns of all good records, and the number of bad ones."""
-    reader = read_input(select_input(settings), settings, console)
+    reader = read_input(select_input(settings, "--dataset-path"), settings, console)
     maker = RequestMaker(settings, tokenizer, rules_without_engine(models, settings))
     found: list[tuple[Request, str]] = []
     num_bad = 0

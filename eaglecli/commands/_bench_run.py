@@ -36,7 +36,7 @@ class SteadyWindow:
     seconds: float
     num_steps: int
     num_output_tokens: int
-    decode_step_s: np.ndarray  # float64: its steps without prefill
+    decode_step_s: np.ndarray  # float64: its steps without prefill, nor waiting for one
 
     @property
     def throughput(self) -> float | None:
@@ -55,6 +55,7 @@ class Pass:
     waited_s: float
     statistics_s: float
     num_iterations: int
+    runs_ahead: bool = False  # a step waits for the iteration before it, as on a GPU
 
     @property
     def num_input_tokens(self) -> int:
@@ -81,10 +82,10 @@ class Pass:
         last = int(full[-1]) if len(full) else -1
         if first >= last:
             return SteadyWindow(0.0, 0, 0, np.zeros(0))
+        waits_for_prefill = np.concatenate(([False], ~is_decode[:-1])) & self.runs_ahead
+        is_clean = (is_decode & ~waits_for_prefill)[first + 1 : last + 1]
         steps = np.diff(end_s[first : last + 1])
-        return SteadyWindow(
-            float(end_s[last] - end_s[first]), last - first, int(outputs[last] - outputs[first]), steps[is_decode[first + 1 : last + 1]]
-        )
+        return SteadyWindow(float(end_s[last] - end_s[first]), last - first, int(outputs[last] - outputs[first]), steps[is_clean])
 
 
 def run_pass(engine: Engine, requests: Sequence[Request], batch_size: int, end_token_ids: tuple[int, ...]) -> Pass:
@@ -118,7 +119,8 @@ def run_pass(engine: Engine, requests: Sequence[Request], batch_size: int, end_t
         statistics_s += perf_counter() - ended
     elapsed_s = perf_counter() - started
     num_iterations = engine.counts.num_iterations - iterations_before
-    return Pass(tuple(completions), totals, log, elapsed_s, engine.waited_s - waited_before, statistics_s, num_iterations)
+    waited_s, runs_ahead = engine.waited_s - waited_before, not engine.attention.needs_host_lengths
+    return Pass(tuple(completions), totals, log, elapsed_s, waited_s, statistics_s, num_iterations, runs_ahead)
 
 
 @dataclass(frozen=True)

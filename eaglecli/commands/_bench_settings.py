@@ -1,5 +1,6 @@
 """What `eaglecli bench` can be told beyond a run's settings, checked, and the configurations that it measures."""
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -142,6 +143,17 @@ def _check_assertions(options: BenchOptions) -> None:
         raise UserError("with --simulate-acc-len the text means nothing, so it has no end", "leave --disable-ignore-eos out")
 
 
+def check_places(options: BenchOptions) -> None:
+    """Where results beside the run directory go must be writable before anything is measured. Raises UserError."""
+    if options.output_json is not None and not os.access(Path(options.output_json).absolute().parent, os.W_OK | os.X_OK):
+        raise UserError(f"--output-json {options.output_json} cannot be written: its folder is missing or closed", "name another file")
+    if options.profile is not None:
+        try:
+            Path(options.profile).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--profile {options.profile} cannot be written: {error.strerror}", "name another folder") from error
+
+
 def with_bench_defaults(settings: GenerateSettings, options: BenchOptions) -> GenerateSettings:
     """A run's settings as the bench uses them: the peer's temperature and seed, end of text ignored, a named shape as its file."""
     derived: dict[str, Any] = {"ignore_eos": not options.disable_ignore_eos}
@@ -172,6 +184,12 @@ def configurations(options: BenchOptions, chosen: SpeculationSettings, has_draft
         raise UserError("a configuration with steps needs a draft", f"name one with --draft (`{DUMMY_DRAFT}`: random weights)")
     if options.simulate_acc_len is not None and not any(item.has_drafts for item in listed):
         raise UserError("--simulate-acc-len needs a draft to simulate", f"name one with --draft (`{DUMMY_DRAFT}`: random weights)")
+    longest = min((item.plan.first.num_steps for item in listed if item.has_drafts), default=0) + 1
+    if options.simulate_acc_len is not None and not 1 <= options.simulate_acc_len <= longest:
+        raise UserError(
+            f"--simulate-acc-len {options.simulate_acc_len:g} cannot be reached in {longest - 1} steps",
+            f"use 1 to {longest}: accepted drafts and the target's own token",
+        )
     plain = (BenchConfiguration(size, SpeculationPlan(PLAIN)) for size in dict.fromkeys(item.batch_size for item in listed))
     return tuple(dict.fromkeys((*(plain if options.baseline else ()), *listed)))
 

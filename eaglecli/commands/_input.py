@@ -14,10 +14,10 @@ from eaglecli.io.record_choice import RecordChoice, parse_samples, parse_shard
 from eaglecli.io.scan import InputReader, InputScan
 
 
-def select_input(settings: GenerateSettings) -> InputSelection:
-    """What --input and its companions mean. Raises UserError for what is not there or makes no sense."""
+def select_input(settings: GenerateSettings, option: str = "--input") -> InputSelection:
+    """What `option` and its companions mean. Raises UserError for what is not there or makes no sense."""
     read_chat_template(settings)
-    sources = expand_inputs(settings.input or ())
+    sources = expand_inputs(settings.input or (), option)
     mapping = FieldMapping(parse_mapping(settings.map, settings.prompt_field, settings.id_field), settings.prompt_template)
     if settings.prompt_template is not None:
         _checked("--prompt-template", check_template, settings.prompt_template)

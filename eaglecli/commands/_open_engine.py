@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -114,6 +114,12 @@ def speculation_of(settings: GenerateSettings) -> SpeculationSettings:
 def plan_of(settings: GenerateSettings) -> SpeculationPlan:
     """All ways to speculate that a run may use. Raises UserError with the rule that is broken."""
     return plan_speculation(settings, has_draft(settings))
+
+
+def whole_plan_of(settings: GenerateSettings) -> SpeculationPlan:
+    """The plan of an engine with rows for all of its table: what makes a run the same run, however many requests run at a time."""
+    sizes = map(int, settings.speculative_adaptive_config or ())
+    return plan_of(replace(settings, max_running_requests=max(settings.max_running_requests, *sizes, 1)))
 
 
 def has_draft(settings: GenerateSettings) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from eaglecli.commands._open_engine import plan_of
+from eaglecli.commands._open_engine import whole_plan_of
 from eaglecli.config import GenerateSettings
 from eaglecli.errors import UserError
 from eaglecli.io.accept_statistics import AcceptTotals
@@ -28,7 +28,7 @@ def identify(
 ) -> tuple[RunIdentity, list[str]]:
     """The identity of the run as it is asked for now, and in what it differs from the earlier one."""
     files, continues = look_at_input(sources, earlier.identity.input if earlier else ())
-    speculation = str(plan_of(settings))
+    speculation = str(whole_plan_of(settings))
     now = RunIdentity(files, settings_that_change_text(settings, speculation), models)
     return now, compare_runs(earlier.identity, now, continues) if earlier else []
 

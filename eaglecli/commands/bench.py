@@ -25,6 +25,7 @@ from eaglecli.commands._bench_settings import (
     OPTION_NAMES,
     BenchConfiguration,
     BenchOptions,
+    check_places,
     configurations,
     resolve_options,
     with_bench_defaults,
@@ -38,7 +39,17 @@ from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.settings import PLAIN
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import DEFINITIONS
-from eaglecli.io.bench_results import BENCH, RESULTS, compare_benches, read_bench, to_lines, vllm_names
+from eaglecli.io.bench_results import (
+    BENCH,
+    RESULTS,
+    SAMPLING_CONDITIONS,
+    check_comparable,
+    compare_benches,
+    configuration_key,
+    read_bench,
+    to_lines,
+    vllm_names,
+)
 from eaglecli.io.bench_table import choice_table, comparison_table, context_table, speed_table, stage_table
 from eaglecli.io.console import Console
 from eaglecli.io.line_file import replace_with
@@ -85,6 +96,9 @@ def bench(task: BenchTask, console: Console, command_line: list[str]) -> BenchRe
     models, fit = find_bench_models(task.settings)
     can_draft = has_draft(task.settings)
     listed = with_choosing(configurations(options, speculation_of(task.settings), can_draft), options, task.settings, can_draft)
+    check_places(options)
+    if earlier is not None:
+        check_comparable(earlier, [configuration_key(item.label, options.simulate_acc_len if item.has_drafts else None) for item in listed])
     data = read_prompts(options, task.settings, models, max(item.batch_size for item in listed), console)
     output = _output(task, data)
     with RunDirectory(output) as folder:
@@ -125,13 +139,26 @@ class _Bench:
             for plan, group in _by_plan(self.listed):
                 self._measure_plan(plan, group)
         except Interrupted as interrupted:
-            self.console.warning(f"{interrupted}: stopped; what was measured is in {self.folder.path / RESULTS}")
-            return BenchResult(interrupted.exit_code, self._document("interrupted", interrupted.exit_code))
+            what = f"what was measured is in {self.folder.path}" if self.found else "nothing was measured yet"
+            self.console.warning(f"{interrupted}: stopped; {what}")
+            if self.found:
+                self._conclude()
+            document = self._document("interrupted", interrupted.exit_code)
+            self._write(document)
+            return BenchResult(interrupted.exit_code, document)
+        self._conclude()
+        return self._end(earlier)
+
+    def _conclude(self) -> None:
+        """What configurations say of one another."""
         self.found.sort(key=lambda item: self._place(item["label"]))
         put_speedups(self.found)
         put_ratios_to_best(self.found)
         self._say_tables()
-        return self._end(earlier)
+
+    def _write(self, document: Mapping[str, Any]) -> None:
+        replace_with(self.folder.path / RESULTS, [to_lines(self.found)])
+        self.folder.write_json(BENCH, document)
 
     def _measure_plan(self, plan: SpeculationPlan, group: Sequence[BenchConfiguration]) -> None:
         settings, options = self.task.settings, self.task.options
@@ -225,10 +252,9 @@ class _Bench:
         if earlier is not None:
             is_good &= _compare(earlier, document, document, self.console)
         num_failed = sum(item["failed_requests"] for item in self.found)
-        code = ExitCode.PARTIAL if num_failed else ExitCode.OK if is_good else ExitCode.CHECK_FAILED
+        code = ExitCode.CHECK_FAILED if not is_good else ExitCode.PARTIAL if num_failed else ExitCode.OK
         document["exit_code"] = int(code)
-        replace_with(self.folder.path / RESULTS, [to_lines(self.found)])
-        self.folder.write_json(BENCH, document)
+        self._write(document)
         if options.output_json is not None:
             _copy(self.folder.path / BENCH, Path(options.output_json))
         if options.plot:
@@ -253,6 +279,7 @@ class _Bench:
                 "simulated_accept_length": options.simulate_acc_len,
                 "is_deterministic": settings.enable_deterministic_inference,
                 "context_length": self.models.context_length,
+                **{name: getattr(settings, name) for name in SAMPLING_CONDITIONS},
                 "draft_limit": self.models.draft_limit,
                 "dataset": self.data.describe(),
             },

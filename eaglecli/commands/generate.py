@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from eaglecli.commands._dry_run import DryRunResult, dry_run
 from eaglecli.commands._input import read_input, select_input
-from eaglecli.commands._open_engine import ModelFinder, find_device, find_models, name_device, plan_of
+from eaglecli.commands._open_engine import ModelFinder, find_device, find_models, name_device, plan_of, whole_plan_of
 from eaglecli.commands._resume import take_up
 from eaglecli.commands._run import GenerateResult, Run, describe_run
 from eaglecli.commands._samples import SamplePlan
@@ -54,7 +54,7 @@ def generate(settings: GenerateSettings, console: Console, command_line: list[st
 
 def _generate(settings: GenerateSettings, console: Console, command_line: list[str], find: ModelFinder) -> GenerateResult:
     selection, output = _select(settings)
-    speculation = plan_of(settings).deepest  # its rules are checked before anything is read
+    speculation = whole_plan_of(settings).deepest  # its rules are checked before anything is read
     check_output_format(settings.output_format)
     reader = read_input(selection, settings, console)
     report = RunReport(command_line, settings, reader, output)

@@ -12,7 +12,8 @@ from eaglecli.io.run_directory import BENCH_FILES
 
 RESULTS, BENCH, REPORT = BENCH_FILES
 TOLERANCE = 0.02  # two runs of the same thing agree within this
-_CONDITIONS = ("device", "dtype", "weights", "dataset", "target", "draft", "is_deterministic")
+SAMPLING_CONDITIONS = ("temperature", "top_p", "top_k", "min_p", "ignore_eos", "random_seed")
+_CONDITIONS = ("device", "dtype", "weights", "dataset", "target", "draft", "is_deterministic", "context_length", *SAMPLING_CONDITIONS)
 
 Verdict = Literal["same", "faster", "slower"]
 
@@ -94,8 +95,7 @@ def compare_benches(old: Mapping[str, Any], new: Mapping[str, Any]) -> Compariso
     """Configuration by configuration, by label. Raises UserError when they have none in common."""
     before, after = ({_key(item): item for item in document["configurations"]} for document in (old, new))
     common = [key for key in after if key in before]
-    if not common:
-        raise UserError("--compare: the two results have no configuration in common", f"the file has {', '.join(before)}")
+    check_comparable(old, list(after))
     return Comparison(
         differences=tuple(_difference(before[key], after[key]) for key in common),
         only_old=tuple(key for key in before if key not in after),
@@ -104,9 +104,20 @@ def compare_benches(old: Mapping[str, Any], new: Mapping[str, Any]) -> Compariso
     )
 
 
+def check_comparable(old: Mapping[str, Any], keys: Sequence[str]) -> None:
+    """Raises UserError when the earlier object has none of the configurations, named by `configuration_key`."""
+    before = [_key(item) for item in old["configurations"]]
+    if not {*keys} & {*before}:
+        raise UserError("--compare: the two results have no configuration in common", f"the file has {', '.join(before)}")
+
+
+def configuration_key(label: str, simulated_accept_length: float | None) -> str:
+    """What a configuration is known by in two results."""
+    return label + (f", simulated {simulated_accept_length:g}" if simulated_accept_length is not None else "")
+
+
 def _key(item: Mapping[str, Any]) -> str:
-    simulated = item.get("simulated_accept_length")
-    return item["label"] + (f", simulated {simulated:g}" if simulated is not None else "")
+    return configuration_key(item["label"], item.get("simulated_accept_length"))
 
 
 def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
@@ -116,7 +127,7 @@ def _difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> Difference:
 
 def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
     for name in _CONDITIONS:
-        if old.get(name) != new.get(name):
+        if old.get(name) != new.get(name) and (name in old or name not in SAMPLING_CONDITIONS):  # of older files nobody knows
             yield f"{name}: {old.get(name)} then, {new.get(name)} now"
 
 

@@ -12,11 +12,11 @@ from eaglecli.io.dataset_rows import HUB_PREFIX, is_saved_dataset
 USE_INPUT = "use -i FILE, with one JSON object holding `prompt` or `messages` on each line, or another format that --help names"
 
 
-def expand_inputs(values: Sequence[str]) -> tuple[str, ...]:
-    """The sources in the order in which they are read: as given, the files of a glob sorted. Raises UserError."""
+def expand_inputs(values: Sequence[str], option: str = "--input") -> tuple[str, ...]:
+    """The sources in the order in which they are read: as given to `option`, the files of a glob sorted. Raises UserError."""
     if not values:
         raise UserError("no input is named", USE_INPUT)
-    names = tuple(name for value in values for name in _expand(value))
+    names = tuple(name for value in values for name in _expand(value, option))
     if names.count(STANDARD_INPUT) > 1:
         raise UserError("standard input is named twice", "it can be read once")
     return names
@@ -27,25 +27,25 @@ def can_be_read_again(name: str) -> bool:
     return name != STANDARD_INPUT and not name.startswith(HUB_PREFIX) and (Path(name).is_file() or Path(name).is_dir())
 
 
-def _expand(value: str) -> list[str]:
+def _expand(value: str, option: str) -> list[str]:
     if value == STANDARD_INPUT:
         if sys.stdin is None or sys.stdin.isatty():
             raise UserError("standard input is a terminal: there is nothing to read", "pipe a file into it, or name one: -i FILE")
         return [value]
     if value.startswith(HUB_PREFIX):
         if not value.removeprefix(HUB_PREFIX).partition(":")[0].strip("/"):
-            raise UserError(f"--input {value} names no data set", "write hf://owner/name or hf://owner/name:split")
+            raise UserError(f"{option} {value} names no data set", "write hf://owner/name or hf://owner/name:split")
         return [value]
     path = Path(value)
     if path.is_dir():
         if not is_saved_dataset(path):
-            raise UserError(f"--input {value} is a directory", f"name files, or a pattern in quotes: -i '{path / '*.jsonl'}'")
+            raise UserError(f"{option} {value} is a directory", f"name files, or a pattern in quotes: {option} '{path / '*.jsonl'}'")
         return [value]
     if path.exists():
         return [value]
     if glob.has_magic(value):
         found = sorted(name for name in glob.glob(value, recursive=True) if Path(name).is_file())
         if not found:
-            raise UserError(f"--input {value} matches no file", "check the pattern")
+            raise UserError(f"{option} {value} matches no file", "check the pattern")
         return found
-    raise UserError(f"--input {value} does not exist", "check the path")
+    raise UserError(f"{option} {value} does not exist", "check the path")

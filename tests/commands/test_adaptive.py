@@ -219,3 +219,16 @@ def test_values_of_options_that_take_many_are_joined():
     assert join_values(["--batch-size", "1", "4", "--config-list", "3,1,4", "5,1,6", "-i", "x"]) == [
         *("--batch-size", "1,4", "--config-list", "3,1,4;5,1,6", "-i", "x")
     ]
+
+
+def test_fewer_rows_than_a_table_has_take_up_a_run_and_its_statistics(invoke, tmp_path):
+    """Rows of the table that no batch can reach make no mode; the run is the same all the same."""
+    table = ("--speculative-adaptive-config", json.dumps({"2": "2/1/3", "4": "5/1/6", "8": "none"}))
+    first = invoke("generate", "-o", str(tmp_path / "run"), *table, "--max-running-requests", "8", "--limit", "3")
+    assert first.exit_code == 0, first.output
+    again = invoke("generate", "-o", str(tmp_path / "run"), *table, "--max-running-requests", "2")
+    assert again.exit_code == 0, again.output
+    stats = json.loads((tmp_path / "run" / "stats.json").read_text())
+    found = lines(tmp_path / "run" / "generations.jsonl")
+    accepted = sum(line["spec"]["spec_num_correct_drafts"] for line in found)
+    assert len(found) > 3 and stats["accept"]["identity"]["holds"] and stats["accept"]["spec_num_correct_drafts"] == accepted

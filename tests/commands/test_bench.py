@@ -1,6 +1,7 @@
 """`eaglecli bench` as a whole, in process, on tiny pairs without a GPU."""
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -225,6 +226,54 @@ def test_a_run_is_compared_with_an_earlier_one(cycle, prompts, tmp_path):
     assert json.loads(slower.stdout)["compare"]["configurations"][0]["verdict"] == "slower"
 
 
+def test_what_cannot_be_compared_is_told_before_anything_is_measured_and_other_conditions_are_named(cycle, prompts, tmp_path):
+    run(cycle, tmp_path / "old", *own(prompts))
+    other = invoke(cycle, tmp_path / "other", *own(prompts, "--compare", str(tmp_path / "old"), "--batch-size", "3"))
+    assert other.exit_code == ExitCode.USAGE and "no configuration in common" in other.stderr
+    assert not (tmp_path / "other" / "results.jsonl").exists()
+    invoke(cycle, tmp_path / "warm", *own(prompts, "--compare", str(tmp_path / "old"), "--temperature", "1"))
+    warmer = json.loads((tmp_path / "warm" / "bench.json").read_text())
+    assert warmer["compare"]["changed_conditions"] == ["temperature: 0.0 then, 1.0 now"]
+
+
+def test_a_failed_check_counts_for_more_than_failed_requests(cycle, prompts, tmp_path, monkeypatch):
+    from eaglecli.commands import _bench_measure
+
+    counts = _bench_measure._counts
+    monkeypatch.setattr(_bench_measure, "_counts", lambda done: {**counts(done), "failed_requests": 1})
+    assert invoke(cycle, tmp_path / "a", *own(prompts)).exit_code == ExitCode.PARTIAL
+    assert invoke(cycle, tmp_path / "b", *own(prompts, "--assert-throughput", "1e12")).exit_code == ExitCode.CHECK_FAILED
+
+
+def test_an_interrupted_bench_keeps_what_was_measured(cycle, prompts, tmp_path, monkeypatch):
+    from eaglecli.commands import bench
+    from eaglecli.io.signals import Interrupted
+
+    measure, num_left = bench.measure, 1
+
+    def interrupted(*arguments):
+        nonlocal num_left
+        num_left -= 1
+        if num_left < 0:
+            raise Interrupted(signal.SIGTERM)
+        return measure(*arguments)
+
+    monkeypatch.setattr(bench, "measure", interrupted)
+    done = invoke(cycle, tmp_path / "run", *own(prompts, "--batch-size", "1", "2"))
+    assert done.exit_code == ExitCode.TERMINATED and "what was measured" in done.stderr
+    document = json.loads((tmp_path / "run" / "bench.json").read_text())
+    assert (document["status"], [item["batch_size"] for item in document["configurations"]]) == ("interrupted", [1])
+    none = invoke(cycle, tmp_path / "none", *own(prompts))
+    assert none.exit_code == ExitCode.TERMINATED and "nothing was measured yet" in none.stderr
+
+
+def test_all_figures_are_those_of_the_pass_in_the_middle(cycle, prompts, tmp_path):
+    item = run(cycle, tmp_path / "run", *own(prompts), "--repeat", "4")["configurations"][0]
+    rates = [repeat["output_throughput"] for repeat in item["repeats"]]
+    assert item["output_throughput"] == sorted(rates)[1]
+    assert item["output_throughput"] == pytest.approx(item["total_output_tokens"] / item["total_latency"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "holds"),
     [
@@ -233,6 +282,7 @@ def test_a_run_is_compared_with_an_earlier_one(cycle, prompts, tmp_path):
         (["--assert-accept-length", "6.01"], False),
         (["--assert-accept-length", "6"], True),
         (["--assert-speedup", "1000", "--baseline"], False),
+        (["--assert-accept-length", "1", "--draft", "none"], False),
     ],
 )
 def test_an_assertion_that_fails_is_exit_code_7(cycle, prompts, tmp_path, arguments, holds):
@@ -240,7 +290,7 @@ def test_an_assertion_that_fails_is_exit_code_7(cycle, prompts, tmp_path, argume
     assert done.exit_code == (ExitCode.OK if holds else ExitCode.CHECK_FAILED), done.output
     checks = json.loads((tmp_path / "run" / "bench.json").read_text())["checks"]
     assert [check["holds"] for check in checks] == [holds]
-    assert ("does not hold" in done.stderr) == (not holds)
+    assert ("does not hold" in done.stderr or "against no configuration" in done.stderr) == (not holds)
 
 
 def test_a_profile_is_a_chrome_trace(cycle, prompts, tmp_path):
@@ -282,6 +332,9 @@ def test_the_picture_is_drawn(cycle, prompts, tmp_path):
         (["--random-input-len", "600"], "context of 512"),
         (["--compare", "nowhere.json"], "nowhere.json"),
         (["--random-range-ratio", "1.5"], "--random-range-ratio"),
+        (["--dataset-path", "."], "--dataset-path . is a directory"),
+        (["--output-json", "nowhere/x.json"], "--output-json nowhere/x.json"),
+        (["--profile", "/proc/nowhere"], "--profile /proc/nowhere"),
     ],
 )
 def test_what_cannot_be_is_refused_before_weights_are_read(e3, tmp_path, arguments, words):

@@ -53,8 +53,10 @@ def test_an_adaptive_configuration_is_measured_beside_the_others_at_every_batch_
         plain, fixed, adaptive = (found[f"batch {size}, {mode}"] for mode in modes)
         choices = adaptive["speculation"]
         assert choices["policy"] == "adaptive" and list(choices["modes"]) == ALL_MODES == list(choices["start_costs_ms"])
-        # three answers of 24 tokens in two passes, the first token of each from the prefill: warm-up and clocked passes are left out
-        assert sum(mode["tokens"] for mode in choices["modes"].values()) == 2 * 3 * 23
+        # three answers of 24 tokens, the first token of each from the prefill: the one pass that all figures are of
+        assert sum(mode["tokens"] for mode in choices["modes"].values()) == 3 * 23
+        steps, accepted = (sum(mode[name] for mode in choices["modes"].values()) for name in ("row_steps", "accepted_drafts"))
+        assert adaptive["accept"]["accept_length"] == pytest.approx(1 + accepted / steps)
         assert sum(mode["share_of_tokens"] for mode in choices["modes"].values()) == pytest.approx(1)
         assert adaptive["timing"]["capture_s"] > choices["start_costs_s"] > 0
         assert adaptive["accept"]["identity"]["holds"] and len(adaptive["accept"]["spec_correct_drafts_histogram"]) == 8

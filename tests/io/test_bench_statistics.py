@@ -11,11 +11,12 @@ from eaglecli.io.bench_splits import (
     split_by_batch_size,
     split_by_context,
 )
-from eaglecli.io.bench_statistics import median, percentiles, pooled_ratio_interval, ratio_interval, spread
+from eaglecli.io.bench_statistics import middle_place, percentiles, pooled_ratio_interval, ratio_interval, spread
 
 
-def test_spread_is_the_range_over_the_median():
-    assert (median([3.0, 1.0, 2.0]), spread([3.0, 1.0, 2.0]), spread([5.0])) == (2.0, 1.0, None)
+def test_the_middle_of_an_even_number_is_the_lower_one_and_the_spread_goes_by_it():
+    assert [middle_place(values) for values in ([3.0, 1.0, 2.0], [4.0, 1.0, 2.0, 3.0], [5.0])] == [2, 2, 0]
+    assert (spread([3.0, 1.0, 2.0]), spread([4.0, 2.0]), spread([5.0])) == (1.0, 1.0, None)
 
 
 def test_a_single_repeat_has_no_interval():
@@ -23,13 +24,18 @@ def test_a_single_repeat_has_no_interval():
     assert ratio_interval([1.0, 2.0], [1.0]) is None
 
 
-def test_the_interval_of_a_ratio_holds_the_true_one_about_as_often_as_it_says():
-    random, hits = np.random.default_rng(0), 0
-    for trial in range(300):
-        above, below = (rate * np.exp(random.normal(0, 0.02, 8)) for rate in (300.0, 200.0))
-        low, high = ratio_interval(above, below, seed=trial)
+@pytest.mark.parametrize("num_repeats", [(2, 2), (3, 3), (5, 5), (8, 8), (2, 5)])
+def test_the_interval_of_a_ratio_holds_the_true_one_about_as_often_as_it_says(num_repeats):
+    random, hits, widths = np.random.default_rng(0), 0, []
+    for _ in range(300):
+        above, below = (rate * np.exp(random.normal(0, 0.02, count)) for rate, count in zip((300.0, 200.0), num_repeats, strict=True))
+        low, high = ratio_interval(above, below)
+        ratio = above[middle_place(above)] / below[middle_place(below)]
+        assert low <= ratio <= high
         hits += low <= 1.5 <= high
-    assert 0.88 <= hits / 300 <= 0.99
+        widths.append(high - low)
+    assert hits / 300 >= 0.93
+    assert min(num_repeats) < 8 or np.median(widths) < 1.5 * 0.06  # at twice the standard error it is 0.06
 
 
 def test_equal_repeats_make_a_narrow_interval():
