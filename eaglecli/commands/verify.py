@@ -1,10 +1,12 @@
 """`eaglecli verify`: is the text with this draft the target's own, and does the draft accept what it should?
 
 A sample is generated twice by the engine as it is configured, without and with the draft, and both are held against one pass over the
-finished texts. What the differences are called is in `verification/difference.py`.
+finished texts. Where the run may pause its draft (a table with `none`, adaptive speculation), a third time with pauses. What the
+differences are called is in `verification/difference.py`.
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +16,16 @@ import torch
 
 from eaglecli.commands._chat_template import prepare_tokenizer
 from eaglecli.commands._graphs import capture_graphs, choose_backend, idle_graph_settings, wanted_graph_sizes, why_no_graphs
-from eaglecli.commands._open_engine import BuiltEngine, FoundModels, find_device, find_models, has_draft, out_of_memory, speculation_of
+from eaglecli.commands._open_engine import (
+    BuiltEngine,
+    FoundModels,
+    find_device,
+    find_models,
+    has_draft,
+    out_of_memory,
+    plan_of,
+    speculation_of,
+)
 from eaglecli.commands._verify_sample import DEFAULT_NEW_TOKENS, Sample, make_sample, read_records
 from eaglecli.config import (
     DEFAULT,
@@ -28,7 +39,8 @@ from eaglecli.config import (
 )
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion
-from eaglecli.engine.settings import PLAIN
+from eaglecli.engine.settings import PLAIN, Alternative
+from eaglecli.engine.speculation_policy import ScriptedPolicy
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
 from eaglecli.verification.reference_run import RunRules
@@ -38,6 +50,7 @@ from eaglecli.verification.text_pass import Models
 SCHEMA_VERSION = 1
 MAX_SHOWN_DIFFERENCES = 20
 DEFAULT_TEMPERATURE = 1.0
+PAUSED = ", with pauses of the draft"
 
 
 @dataclass(frozen=True)
@@ -53,17 +66,14 @@ def resolve(given: Mapping[str, Any], config_name: str | None) -> GenerateSettin
     config_name = config_name or (None if "target" in given else DEFAULT_CONFIG)
     settings = resolve_settings(given, read_config(find_config(config_name)) if config_name else None, find_device)
     own = {"temperature": DEFAULT_TEMPERATURE, "max_new_tokens": DEFAULT_NEW_TOKENS}
-    own = {name: value for name, value in own.items() if settings.origin(name) == DEFAULT}
-    choice = choose_speculation(settings)
-    one_triple = dict(zip(TRIPLE_SETTINGS, (choice.num_steps, choice.topk, choice.num_draft_tokens, None), strict=True))
-    no_choice = {"speculative_adaptive": False, "speculative_adaptive_config": None}  # one triple, which every step is held against
-    return dataclasses.replace(settings, **own, **one_triple, **no_choice)
+    return dataclasses.replace(settings, **{name: value for name, value in own.items() if settings.origin(name) == DEFAULT})
 
 
 def verify(settings: GenerateSettings, console: Console, find: Callable[[GenerateSettings], FoundModels] = find_models) -> VerifyResult:
     """Runs the command. Raises UserError for what stops it."""
     if not has_draft(settings):
         raise UserError("verify compares a run with a draft to one without, and no draft is named", "name one with --draft")
+    plan, settings = plan_of(settings), _with_one_triple(settings)
     speculation_of(settings)
     records = read_records(settings, console)
     models = find(settings)
@@ -75,7 +85,7 @@ def verify(settings: GenerateSettings, console: Console, find: Callable[[Generat
         console.error("no record could be used", "give prompts with -i, or leave it out for built-in ones")
         return VerifyResult(ExitCode.NOTHING_DONE, {"schema_version": SCHEMA_VERSION, "exit_code": int(ExitCode.NOTHING_DONE)})
     try:
-        return _verify(models, _sized_for(sample, settings), sample, console)
+        return _verify(models, _sized_for(sample, settings), sample, len(plan.all) > 1 and PLAIN in plan.all, console)
     except (MemoryError, RuntimeError) as error:
         memory_error = out_of_memory(error)
         if memory_error is None:
@@ -83,15 +93,27 @@ def verify(settings: GenerateSettings, console: Console, find: Callable[[Generat
         raise memory_error from error
 
 
+def _with_one_triple(settings: GenerateSettings) -> GenerateSettings:
+    """Without a choice of triples: the first one, which every step is held against."""
+    choice = choose_speculation(settings)
+    one_triple = dict(zip(TRIPLE_SETTINGS, (choice.num_steps, choice.topk, choice.num_draft_tokens, None), strict=True))
+    return dataclasses.replace(settings, **one_triple, speculative_adaptive=False, speculative_adaptive_config=None)
+
+
 def _sized_for(sample: Sample, settings: GenerateSettings) -> GenerateSettings:
-    """Rows and cache as the sample needs them: two engines share the device."""
-    rows = min(settings.max_running_requests, len(sample.requests))
+    """Rows and cache as the sample needs them: engines share the device. Rows are used again and prompts cut, as in long runs.
+
+    An odd number of rows: greedy and sampled requests take turns, so that a row sees both.
+    """
+    rows = min(settings.max_running_requests, len(sample.requests) // 3 | 1)
+    chunk = min(settings.chunked_prefill_size, max(sample.longest_prompt // 2, 1))
     row_tokens = sample.longest + speculation_of(settings).lookahead
     tokens = rows * -(-row_tokens // settings.page_size) * settings.page_size
-    return settings.with_derived(max_running_requests=rows, max_total_tokens=settings.max_total_tokens or tokens)
+    tokens = settings.max_total_tokens or tokens
+    return settings.with_derived(max_running_requests=rows, max_total_tokens=tokens, chunked_prefill_size=chunk)
 
 
-def _verify(models: FoundModels, settings: GenerateSettings, sample: Sample, console: Console) -> VerifyResult:
+def _verify(models: FoundModels, settings: GenerateSettings, sample: Sample, has_pauses: bool, console: Console) -> VerifyResult:
     backend = choose_backend(settings)
     no_graphs = why_no_graphs(settings, backend)
     built = models.build_engine(settings, backend, () if no_graphs else wanted_graph_sizes(settings))
@@ -101,14 +123,16 @@ def _verify(models: FoundModels, settings: GenerateSettings, sample: Sample, con
         console.warning(warning)
     drafting = built.engine
     plain = _generate(_without_draft(built), settings, sample, "without the draft", console)
-    drafted = _generate(drafting, settings, sample, "with the draft", console)
+    runs = {"": _generate(drafting, settings, sample, "with the draft", console)}
+    if has_pauses:
+        runs[PAUSED] = _generate(_with_pauses(built), settings, sample, "with pauses of the draft", console)
     rules = RunRules(drafting.settings.speculation, drafting.settings.context_length, drafting.settings.is_deterministic)
     pair = Models(built.target.model, built.draft.model, drafting.attention.attend)
     started = time.perf_counter()
     findings = []
-    for mode, requests in sample.modes.items():
+    for (paused, drafted), (mode, requests) in itertools.product(runs.items(), sample.modes.items()):
         keys = [request.key for request in requests]
-        findings.append(examine(mode, pair, rules, {key: plain[key] for key in keys}, {key: drafted[key] for key in keys}))
+        findings.append(examine(mode + paused, pair, rules, {key: plain[key] for key in keys}, {key: drafted[key] for key in keys}))
     console.note(f"every answer was computed again in {time.perf_counter() - started:.1f} s")
     for line in _report(findings, drafting.dtype):
         console.note(line)
@@ -120,6 +144,17 @@ def _verify(models: FoundModels, settings: GenerateSettings, sample: Sample, con
 def _without_draft(built: BuiltEngine) -> Engine:
     settings = dataclasses.replace(built.engine.settings, speculation=PLAIN)
     return Engine(built.target.model, None, settings, built.engine.attention)
+
+
+def _with_pauses(built: BuiltEngine) -> Engine:
+    """With the draft, but for spells of plain decoding that it has to catch up with: one token, a few, more, none past its backlog."""
+    settings = built.engine.settings
+    plain = Alternative(PLAIN, settings.max_running_requests)
+    assert built.draft is not None
+    engine = Engine(built.target.model, built.draft.model, dataclasses.replace(settings, alternatives=(plain,)), built.engine.attention)
+    spells = itertools.cycle([0] * 2 + [1] + [0] * 2 + [1] * 9 + [0] * 2 + [1] * 33)
+    engine.policy = ScriptedPolicy(lambda num_requests: next(spells))
+    return engine
 
 
 def _introduce(built: BuiltEngine, settings: GenerateSettings, sample: Sample, console: Console) -> None:

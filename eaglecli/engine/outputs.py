@@ -21,24 +21,24 @@ class OutputBuffers:
         self._accept_counts = np.zeros((num_rows, context_length), np.int16)
         self._num_steps = np.zeros(num_rows, np.int64)
         self._num_cut = np.zeros(num_rows, np.int64)
-        self._num_proposed = np.zeros(num_rows, np.int64)
+        self._proposed_counts = np.zeros((num_rows, context_length), np.int16)
 
     def take_out(self, row: int) -> EmittedOutput:
         """A copy of what a row holds, to go on from in another row."""
-        accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
-        return EmittedOutput(self.tokens(row).copy(), accept_counts, int(self._num_cut[row]), int(self._num_proposed[row]))
+        return EmittedOutput(self.tokens(row).copy(), *self._steps(row), int(self._num_cut[row]))
 
     def begin(self, rows: np.ndarray) -> None:
         """Rows int64 [n] are given to requests: they hold nothing."""
-        for numbers in (self.num_tokens, self._num_steps, self._num_cut, self._num_proposed):
+        for numbers in (self.num_tokens, self._num_steps, self._num_cut):
             numbers[rows] = 0
 
     def put_in(self, row: int, emitted: EmittedOutput) -> None:
         """Let a row go on from an output."""
         self.num_tokens[row], self._num_steps[row] = len(emitted.token_ids), len(emitted.accept_counts)
-        self._num_cut[row], self._num_proposed[row] = emitted.num_cut_tokens, emitted.num_proposed_drafts
+        self._num_cut[row] = emitted.num_cut_tokens
         self._tokens[row, : self.num_tokens[row]] = emitted.token_ids
         self._accept_counts[row, : self._num_steps[row]] = emitted.accept_counts
+        self._proposed_counts[row, : self._num_steps[row]] = emitted.proposed_counts
 
     def add(self, rows: np.ndarray, record: np.ndarray, num_proposed: int | None) -> None:
         """Append the runs of distinct `rows`; record int32 [B, W + 3], see `commit_run.RunOutputs`.
@@ -52,8 +52,8 @@ class OutputBuffers:
         self.num_added += int(num_emitted.sum())
         self._num_cut[rows] += num_accepted + 1 - num_emitted
         if num_proposed is not None:
-            self._num_proposed[rows] += num_proposed
-            self._accept_counts[rows, self._num_steps[rows]] = num_accepted
+            step = self._num_steps[rows]
+            self._accept_counts[rows, step], self._proposed_counts[rows, step] = num_accepted, num_proposed
             self._num_steps[rows] += 1
 
     def tokens(self, row: int) -> np.ndarray:
@@ -71,7 +71,7 @@ class OutputBuffers:
         """What the row holds, as the answer to `request`. With `stop_string` that ended it, whatever the status."""
         status = status if stop_string is None else Status.STOP
         output_ids = self.tokens(row).copy()
-        accept_counts = self._accept_counts[row, : self._num_steps[row]].copy()
+        accept_counts, proposed_counts = self._steps(row)
         return Completion(
             request=request,
             output_ids=output_ids,
@@ -81,8 +81,14 @@ class OutputBuffers:
             error=f"the target's logits are not finite after {len(output_ids)} tokens" if status is Status.NUMERIC else None,
             num_verify_steps=len(accept_counts),
             num_accepted_drafts=int(accept_counts.sum()),
-            num_proposed_drafts=int(self._num_proposed[row]),
+            num_proposed_drafts=int(proposed_counts.sum()),
             num_cut_tokens=int(self._num_cut[row]),
             accept_counts=accept_counts,
+            proposed_counts=proposed_counts,
             **times,
         )
+
+    def _steps(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of the drafts that each verify step accepted and proposed, int16 [steps]."""
+        steps = slice(self._num_steps[row])
+        return self._accept_counts[row, steps].copy(), self._proposed_counts[row, steps].copy()

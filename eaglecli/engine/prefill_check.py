@@ -10,7 +10,7 @@ of a sequence that begins again.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.prefill_sizes import PrefillSize
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.engine.row_state import HostHints, RowState
-from eaglecli.engine.sequence import EmittedOutput, PrefillChunk, Sequence
+from eaglecli.engine.sequence import NOTHING_EMITTED, PrefillChunk, Sequence
 
 _MOST_BEFORE = 16  # tokens of a prompt that are in the cache before its chunk begins
 _MOST_BEHIND = 4  # tokens of a prompt that are left behind its chunk
@@ -175,7 +175,7 @@ def _deal_chunks(parts: PrefillParts, size: PrefillSize, seed: int) -> RandomChu
         known = random.integers(0, parts.vocab_size, end + num_behind).astype(np.int32)
         prompt_len = random.integers(1, end + 1) if is_resumed else len(known)
         request = Request(row, known[:prompt_len], SamplingParams(max_new_tokens=2))
-        emitted = EmittedOutput(known[prompt_len:], np.zeros(0, np.int16), 0, 0)
+        emitted = replace(NOTHING_EMITTED, token_ids=known[prompt_len:])
         chunks.append(PrefillChunk(Sequence(request, row=row, emitted=emitted), start, end))
     chunks.sort(key=lambda chunk: not chunk.chooses_token)
     return RandomChunks(chunks, torch.from_numpy(rows).to(device), known_slots, owned_slots, free_slots)

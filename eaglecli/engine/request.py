@@ -93,6 +93,9 @@ class Completion:
     num_proposed_drafts: int = 0  # tree nodes, the root not counted
     num_cut_tokens: int = 0
     accept_counts: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int16))  # [num_verify_steps] drafts accepted by each step
+    proposed_counts: np.ndarray = field(
+        default_factory=lambda: np.zeros(0, np.int16)
+    )  # [num_verify_steps] 0 where it ran without the draft
     logprobs: TokenLogprobs | None = None  # None when the request asks for none
     queue_s: float = 0.0
     ttft_s: float = 0.0

@@ -14,11 +14,12 @@ class EmittedOutput:
 
     token_ids: np.ndarray  # int32 [n]
     accept_counts: np.ndarray  # int16 [verify steps]
+    proposed_counts: np.ndarray  # int16 [verify steps]
     num_cut_tokens: int
-    num_proposed_drafts: int
 
 
-NOTHING_EMITTED = EmittedOutput(np.zeros(0, np.int32), np.zeros(0, np.int16), 0, 0)
+_NO_STEPS = np.zeros(0, np.int16)
+NOTHING_EMITTED = EmittedOutput(np.zeros(0, np.int32), _NO_STEPS, _NO_STEPS, 0)
 
 
 @dataclass(eq=False)

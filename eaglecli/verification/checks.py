@@ -51,8 +51,9 @@ def check_choices(run: ReferenceRun) -> Iterator[Difference]:
 def check_acceptance(run: ReferenceRun) -> Iterator[Difference]:
     """Every step that accepted other drafts than its tree, grown again, has in common with the text."""
     text = run.ids.tolist()
-    for step, (accepted, tree) in enumerate(zip(run.completion.accept_counts.tolist(), run.trees, strict=True)):
-        found, expected = min(accepted, tree.place.num_delivered), tree.num_accepted(text)
+    accept_counts = run.completion.accept_counts.tolist()
+    for step, tree in run.trees.items():
+        found, expected = min(accept_counts[step], tree.place.num_delivered), tree.num_accepted(text)
         if found != expected:
             gap, limit = tree.margin(min(found, expected) + 1), run.tree_limit(step)
             sentence = f"{found} drafts accepted, {expected} expected"

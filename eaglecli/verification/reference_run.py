@@ -39,8 +39,8 @@ class ReferenceRun:
         return self._scores(self._at_once)
 
     @functools.cached_property
-    def trees(self) -> list[ExpectedTree]:
-        """The tree of every verify step."""
+    def trees(self) -> dict[int, ExpectedTree]:
+        """The tree of every verify step that had drafts, by its number."""
         return self._trees(self._at_once)
 
     def score_limit(self, index: int) -> float:
@@ -80,7 +80,7 @@ class ReferenceRun:
         return self._scores(self._by_rows)
 
     @functools.cached_property
-    def _trees_by_rows(self) -> list[ExpectedTree]:
+    def _trees_by_rows(self) -> dict[int, ExpectedTree]:
         return self._trees(self._by_rows)
 
     def _pass(self, by_rows: bool) -> TextPass:
@@ -91,6 +91,9 @@ class ReferenceRun:
         positions = torch.arange(self._prompt_len, len(self.ids), device=self._models.device)
         return choice_scores(text.logits, self.completion.request, positions)
 
-    def _trees(self, text: TextPass) -> list[ExpectedTree]:
+    def _trees(self, text: TextPass) -> dict[int, ExpectedTree]:
         request, rules = self.completion.request, self._rules
-        return grow_expected_trees(self._models, text, request, self.places, rules.speculation, rules.context_length)
+        drafted = np.flatnonzero(self.completion.proposed_counts).tolist()
+        places = [self.places[step] for step in drafted]
+        trees = grow_expected_trees(self._models, text, request, places, rules.speculation, rules.context_length)
+        return dict(zip(drafted, trees, strict=True))

@@ -82,14 +82,14 @@ def examine(
 
 
 def _count_depths(findings: Findings, run: ReferenceRun) -> None:
-    text = run.ids.tolist()
-    delivered = np.array([tree.place.num_delivered for tree in run.trees], np.int64)
-    found = np.minimum(run.completion.accept_counts, delivered)
-    expected = np.array([tree.num_accepted(text) for tree in run.trees], np.int64)
+    text, accept_counts = run.ids.tolist(), run.completion.accept_counts[list(run.trees)]  # of the steps that had drafts
+    delivered = np.array([tree.place.num_delivered for tree in run.trees.values()], np.int64)
+    found = np.minimum(accept_counts, delivered)
+    expected = np.array([tree.num_accepted(text) for tree in run.trees.values()], np.int64)
     findings.num_steps += len(found)
     findings.num_fewer += int((found < expected).sum())
     findings.num_more += int((found > expected).sum())
-    findings.num_accepted += int(run.completion.accept_counts.sum())
+    findings.num_accepted += int(accept_counts.sum())
     for depth in range(len(findings.found_by_depth)):
         findings.found_by_depth[depth] += int((found > depth).sum())
         findings.expected_by_depth[depth] += int((expected > depth).sum())

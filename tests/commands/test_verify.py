@@ -1,12 +1,15 @@
 """`eaglecli verify` as a whole, in process: prompts in; a report, JSON and exit codes out."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from eaglecli.cli import app
+from eaglecli.engine import backlog, engine
 from eaglecli.engine.draft import EagleDrafter
+from eaglecli.engine.scheduler import Scheduler
 from eaglecli.errors import ExitCode
 from tests.fixtures import write_twin
 
@@ -98,3 +101,89 @@ def test_generate_knows_deterministic_inference(pair, tmp_path):
         assert CliRunner().invoke(app, [*command, "--enable-deterministic-inference"]).exit_code == 0
         texts.append([json.loads(line)["token_ids"] for line in (tmp_path / str(number) / "generations.jsonl").open()])
     assert texts[0] == texts[1]
+
+
+def pausing(tmp_path):
+    """A config whose run decodes plainly from three requests on."""
+    config = tmp_path / "config.yaml"
+    config.write_text("speculative_adaptive_config: {2: 3/1/4, 8: none}\n")
+    return "--config", str(config)
+
+
+@pytest.fixture
+def invoke_pausing(pair, tmp_path):
+    models = ["--target", str(pair.target_dir), "--draft", str(pair.draft_dir)]
+    small = ["--device", "cpu", "--context-length", "160", "--limit", "3", "--max-new-tokens", "40", "--json"]
+    return lambda: CliRunner().invoke(app, ["verify", *pausing(tmp_path), *models, *small])
+
+
+def test_where_a_run_pauses_its_draft_pauses_are_verified_too(invoke_pausing):
+    done = invoke_pausing()
+    assert done.exit_code == ExitCode.OK, done.output
+    modes = {mode["name"]: mode for mode in json.loads(done.stdout)["modes"]}
+    assert list(modes) == [name + paused for paused in ("", ", with pauses of the draft") for name in ("greedy", "seeded, temperature 1")]
+    greedy, paused = modes["greedy"], modes["greedy, with pauses of the draft"]
+    assert greedy["num_equal"] == paused["num_equal"] == 3 and not paused["differences"]
+    assert 0 < paused["num_steps"] < greedy["num_steps"]  # steps that had drafts
+    assert paused["num_accepted"] > 0 and paused["found_by_depth"] == paused["expected_by_depth"]
+
+
+def a_kept_token_is_another(monkeypatch):
+    keep = backlog.keep_features
+    monkeypatch.setattr(backlog, "keep_features", lambda features, tokens, *rest: keep(features, tokens ^ 1, *rest))
+
+
+def a_kept_feature_is_of_another_token(monkeypatch):
+    keep = backlog.keep_features
+    monkeypatch.setattr(backlog, "keep_features", lambda features, *rest: keep(features.roll(1, 0), *rest))
+
+
+def caught_up_positions_are_one_further(monkeypatch):
+    create = backlog.create_extend_spec_info
+    moved = lambda *arguments: replace(info := create(*arguments), positions=info.positions + 1)  # noqa: E731
+    monkeypatch.setattr(backlog, "create_extend_spec_info", moved)
+
+
+def nothing_is_caught_up(monkeypatch):
+    monkeypatch.setattr(EagleDrafter, "catch_up", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [a_kept_token_is_another, a_kept_feature_is_of_another_token, caught_up_positions_are_one_further, nothing_is_caught_up],
+)
+def test_a_draft_that_catches_up_wrongly_is_found(invoke_pausing, monkeypatch, fault):
+    fault(monkeypatch)
+    done = invoke_pausing()
+    assert done.exit_code == ExitCode.CHECK_FAILED, done.output
+    modes = json.loads(done.stdout)["modes"]
+    assert {mode["name"] for mode in modes if mode["differences"]} <= {mode["name"] for mode in modes if "pauses" in mode["name"]}
+
+
+def a_row_keeps_its_first_temperature(monkeypatch):
+    write, seen = engine.write_admitted, {}
+
+    def keep(state, admitted, page_size):
+        write(state, admitted, page_size)
+        for sequence in admitted:
+            state.temperature[sequence.row] = seen.setdefault(sequence.row, float(state.temperature[sequence.row]))
+
+    monkeypatch.setattr(engine, "write_admitted", keep)
+
+
+def test_rows_are_used_again_in_the_sample(invoke, monkeypatch):
+    a_row_keeps_its_first_temperature(monkeypatch)
+    done = invoke("--json")
+    assert done.exit_code == ExitCode.CHECK_FAILED, done.output
+
+
+def test_prompts_are_cut_in_the_sample(invoke, monkeypatch):
+    next_chunks, cut = Scheduler.next_chunks, []
+
+    def watch(self):
+        chunks = next_chunks(self)
+        cut.extend(chunk for chunk in chunks if not chunk.is_last)
+        return chunks
+
+    monkeypatch.setattr(Scheduler, "next_chunks", watch)
+    assert invoke().exit_code == ExitCode.OK and cut

@@ -215,7 +215,7 @@ def test_stop_strings_end_a_preempted_output_where_they_would_have(rand: LoadedP
 
 def test_counts_of_an_output_hold_how_often_a_token_came_and_whether_the_prompt_has_it() -> None:
     sequence = Sequence(Request(0, np.array([1, 2, 2], np.int32)), row=2)
-    sequence.emitted = EmittedOutput(np.array([3, 2, 3, 3], np.int32), np.zeros(3, np.int16), 0, 0)
+    sequence.emitted = EmittedOutput(np.array([3, 2, 3, 3], np.int32), np.zeros(3, np.int16), np.zeros(3, np.int16), 0)
     places, values = _counts_of_output(sequence, 10)
     assert (places.tolist(), values.tolist()) == ([22, 23], [3, 6])
 

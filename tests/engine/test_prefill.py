@@ -12,7 +12,7 @@ from eaglecli.engine.prefill import PrefillStage
 from eaglecli.engine.prefill_inputs import CHOSEN_LATER, buffer_len, pack_chunks, view_batch
 from eaglecli.engine.prefill_sizes import PrefillSize, exact_size, padded_size
 from eaglecli.engine.request import Request, SamplingParams
-from eaglecli.engine.sequence import EmittedOutput, PrefillChunk, Sequence
+from eaglecli.engine.sequence import NOTHING_EMITTED, PrefillChunk, Sequence
 from tests.engine.harness import LoadedPair, make_engine, mixed_requests, outcomes, run
 
 DUMMY = 9
@@ -20,7 +20,7 @@ DUMMY = 9
 
 def sequence(row: int, prompt_len: int, emitted: tuple[int, ...] = ()) -> Sequence:
     request = Request(row, np.arange(100 * row, 100 * row + prompt_len, dtype=np.int32), SamplingParams(max_new_tokens=8))
-    output = EmittedOutput(np.array(emitted, np.int32), np.zeros(0, np.int16), 0, 0)
+    output = replace(NOTHING_EMITTED, token_ids=np.array(emitted, np.int32))
     return Sequence(request, row=row, emitted=output)
 
 

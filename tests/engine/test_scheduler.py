@@ -1,7 +1,7 @@
 """Admission, growth and preemption without a model: outputs of given lengths grow by random runs, pages and rows always add up."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from eaglecli.engine.pages import PagePool
 from eaglecli.engine.request import Request, SamplingParams
 from eaglecli.engine.scheduler import Scheduler
-from eaglecli.engine.sequence import EmittedOutput, Sequence
+from eaglecli.engine.sequence import NOTHING_EMITTED, Sequence
 from eaglecli.engine.settings import EngineSettings, SchedulingSettings, SpeculationSettings
 
 NUM_ROWS, RUN_WIDTH, LOOKAHEAD, CHUNK, PAGE_SIZE = 4, 3, 5, 16, 4
@@ -54,7 +54,7 @@ class Simulation:
             scheduler.check()
             victim = scheduler.youngest()
             self.preempted.append((victim.seniority, [s.seniority for s in scheduler.running + scheduler.prefilling]))
-            scheduler.preempt(victim, EmittedOutput(np.zeros(self.output[victim.row], np.int32), np.zeros(0, np.int16), 0, 0))
+            scheduler.preempt(victim, replace(NOTHING_EMITTED, token_ids=np.zeros(self.output[victim.row], np.int32)))
         for sequence in scheduler.admit(self.output):
             self.output[sequence.row] = len(sequence.emitted.token_ids)
         scheduler.check()
