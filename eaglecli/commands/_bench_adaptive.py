@@ -15,6 +15,8 @@ from eaglecli.config import CHOOSER_SETTINGS, COMMAND_LINE, GenerateSettings
 from eaglecli.engine.adaptive_policy import AdaptivePolicy
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.modes import accept_length
+from eaglecli.engine.settings import SpeculationSettings
+from eaglecli.engine.speculation_policy import TablePolicy
 from eaglecli.errors import UserError
 from eaglecli.io.bench_statistics import ratio_interval
 
@@ -26,6 +28,7 @@ def with_choosing(
 ) -> tuple[BenchConfiguration, ...]:
     """`listed`, and where the settings ask for a choice of triples one configuration more at each of their batch sizes.
 
+    Where a table holds one triple for all batches up to a size, and that is listed, there is nothing more to measure, unless it is asked for.
     Raises UserError when the command line asks for it and it cannot be; what a config file asks for is left out then.
     """
     is_wanted = bool(settings.speculative_adaptive or settings.speculative_adaptive_config)
@@ -42,7 +45,21 @@ def with_choosing(
         return listed
     sizes = tuple(dict.fromkeys(item.batch_size for item in listed))
     plan = plan_speculation(replace(settings, max_running_requests=max(sizes)), has_draft)
-    return (*listed, *(BenchConfiguration(size, plan) for size in sizes))
+    choosing = (BenchConfiguration(size, plan) for size in sizes if needs_it or _only_choice(plan, size) not in _fixed_at(listed, size))
+    return (*listed, *choosing)
+
+
+def _only_choice(plan: SpeculationPlan, batch_size: int) -> SpeculationSettings | None:
+    """What a table does with every batch of up to that size; None where it changes, or who chooses measures."""
+    if plan.table is None:
+        return None
+    policy = TablePolicy(plan.table)
+    chosen = {policy.choose(size) for size in range(1, batch_size + 1)}
+    return plan.all[chosen.pop()] if len(chosen) == 1 else None
+
+
+def _fixed_at(listed: Sequence[BenchConfiguration], batch_size: int) -> set[SpeculationSettings]:
+    return {item.fixed for item in listed if item.batch_size == batch_size and item.fixed is not None}
 
 
 def _refusal(name: str, options: BenchOptions, has_draft: bool) -> UserError | None:

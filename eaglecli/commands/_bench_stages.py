@@ -37,7 +37,8 @@ class StageTimes:
 def time_stages(engine: Engine, requests: Sequence[Request], batch_size: int, device: torch.device, timed: Pass) -> StageTimes:
     """One wave of requests with a clock in every stage.
 
-    On a GPU the host's time is that of the `timed` pass: all that it did not wait for the device, most of it beside running kernels.
+    On a GPU the host's time is that of the `timed` pass: all that it did not wait for the device, most of it beside running kernels; without
+    the bench's own counting.
     On a CPU it is what this pass spent outside of stages.
     """
     started, clock = perf_counter(), StageClock(device)
@@ -52,7 +53,7 @@ def time_stages(engine: Engine, requests: Sequence[Request], batch_size: int, de
     ends = np.concatenate([span.end_s for span in spans.values()]) if spans else np.zeros(1)
     idle_share = max(0.0, 1 - busy_s / float(ends.max())) if spans and ends.max() > 0 else None
     if device.type == "cuda":
-        host_s, num_iterations = timed.elapsed_s - timed.waited_s, timed.num_iterations
+        host_s, num_iterations = timed.elapsed_s - timed.waited_s - timed.statistics_s, timed.num_iterations
     else:
         host_s, num_iterations = clocked.elapsed_s - busy_s, clocked.num_iterations
     host_ms = host_s / num_iterations * 1e3 if num_iterations else None

@@ -96,10 +96,17 @@ def test_every_configuration_begins_with_a_policy_of_its_own(bench, monkeypatch)
 def test_a_table_alone_is_measured_as_it_stands(bench):
     done, document = bench("--speculative-adaptive-config", '{"1": "3/1/4", "4": "none"}', "--batch-size", "1", "3", "--repeat", "1")
     assert done.exit_code == ExitCode.OK, done.output
-    one, three = (item for item in document["configurations"] if item["mode"] == "table")
-    assert one["speculation"]["modes"]["3/1/4"]["share_of_tokens"] == 1
-    assert three["speculation"]["modes"]["none"]["tokens"] > 0
-    assert one["ratio_to_best_fixed"]["mode"] == "3/1/4"  # of the table: no triple was given
+    assert [item["label"] for item in document["configurations"]] == ["batch 1, 3/1/4", "batch 3, 3/1/4", "batch 3, table"]
+    table = document["configurations"][-1]  # for one request it is 3/1/4, which is measured anyway
+    assert table["speculation"]["modes"]["none"]["tokens"] > 0
+    assert table["ratio_to_best_fixed"]["mode"] == "3/1/4"  # of the table: no triple was given
+
+
+def test_a_table_that_is_to_be_held_against_the_others_is_measured_wherever_it_is_one_of_them(bench):
+    table = ("--speculative-adaptive-config", '{"1": "3/1/4", "4": "none"}')
+    done, document = bench(*table, "--batch-size", "1", "--repeat", "1", "--assert-adaptive-ratio", "0.0001")
+    assert done.exit_code == ExitCode.OK, done.output
+    assert document["configurations"][-1]["speculation"]["modes"]["3/1/4"]["share_of_tokens"] == 1
 
 
 @pytest.mark.parametrize(("least", "holds"), [("0.0001", True), ("1000", False)])
