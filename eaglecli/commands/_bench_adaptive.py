@@ -28,7 +28,7 @@ def with_choosing(
 ) -> tuple[BenchConfiguration, ...]:
     """`listed`, and where the settings ask for a choice of triples one configuration more at each of their batch sizes.
 
-    Where a table holds one triple for all batches up to a size, and that is listed, there is nothing more to measure, unless it is asked for.
+    Where a table holds one triple for all batches up to a size, and that is listed, there is nothing more to measure.
     Raises UserError when the command line asks for it and it cannot be; what a config file asks for is left out then.
     """
     is_wanted = bool(settings.speculative_adaptive or settings.speculative_adaptive_config)

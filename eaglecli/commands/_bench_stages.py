@@ -37,8 +37,8 @@ class StageTimes:
 def time_stages(engine: Engine, requests: Sequence[Request], batch_size: int, device: torch.device, timed: Pass) -> StageTimes:
     """One wave of requests with a clock in every stage.
 
-    On a GPU the host's time is that of the `timed` pass: all that it did not wait for the device, most of it beside running kernels; without
-    the bench's own counting.
+    On a GPU the host's time is that of the `timed` pass: all that it did not wait for the device, most of it beside running kernels;
+    without the bench's own counting.
     On a CPU it is what this pass spent outside of stages.
     """
     started, clock = perf_counter(), StageClock(device)
