@@ -16,7 +16,7 @@ from eaglecli import __version__
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.narrow_help import ReadableHelpCommand, ReadableHelpGroup
 from eaglecli.io.process_end import leave_process
-from eaglecli.io.signals import Interrupted, interruptible
+from eaglecli.io.signals import Interrupted, ending_at_once
 
 if TYPE_CHECKING:
     from eaglecli.config import GenerateSettings
@@ -1104,7 +1104,7 @@ def _exit(console: Any, command: Callable[[], ExitCode]) -> None:
     """Runs a command body and leaves the process with its code: one sentence on stderr, a traceback only with --debug."""
     code = ExitCode.INTERNAL
     try:
-        with interruptible():  # from the first import on; a command that has something to keep catches the signal itself
+        with ending_at_once(console.error):  # from the first import on; a command that has something to keep catches the signal itself
             code = command()
     except UserError as error:
         console.trace(error)

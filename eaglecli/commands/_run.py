@@ -83,7 +83,7 @@ class Run:
             self._finish()
             status, code = "complete", self._exit_code()
         except Interrupted as interrupted:
-            status, code = "interrupted", interrupted.exit_code
+            status, code = "interrupted", interrupted.take()
             goes_on = "" if self.report.selection.is_read_once else ", the same command goes on"
             self.console.warning(f"{interrupted}: stopped; finished lines are kept in {self.folder.path}{goes_on}")
         except TooManyErrors as stop:

@@ -139,13 +139,14 @@ class _Bench:
             for plan, group in _by_plan(self.listed):
                 self._measure_plan(plan, group)
         except Interrupted as interrupted:
+            code = interrupted.take()
             what = f"what was measured is in {self.folder.path}" if self.found else "nothing was measured yet"
             self.console.warning(f"{interrupted}: stopped; {what}")
             if self.found:
                 self._conclude()
-            document = self._document("interrupted", interrupted.exit_code)
+            document = self._document("interrupted", code)
             self._write(document)
-            return BenchResult(interrupted.exit_code, document)
+            return BenchResult(code, document)
         self._conclude()
         return self._end(earlier)
 

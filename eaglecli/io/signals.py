@@ -1,8 +1,10 @@
 """The first SIGINT or SIGTERM ends a run in order, the second one at once."""
 
+import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from eaglecli.errors import ExitCode
@@ -11,23 +13,66 @@ EXIT_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERM
 
 
 class Interrupted(BaseException):
-    """Raised in the main thread by the first signal. No Exception, so that nothing on the way swallows it."""
+    """Raised in the main thread by the first signal. No Exception, so that little on the way swallows it."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(signal.Signals(signal_number).name)
         self.exit_code = EXIT_CODES[signal.Signals(signal_number)]
+        self.is_taken = False
+
+    def take(self) -> ExitCode:
+        """For who catches it inside the block: it is not raised again at the end. Returns the exit code."""
+        self.is_taken = True
+        return self.exit_code
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Inside, the first signal raises Interrupted and hands later ones to the system's own handling. Main thread only."""
+    """Inside, the first signal raises Interrupted and hands later ones to the system's own handling. Main thread only.
 
-    def interrupt(signal_number: int, _: FrameType | None) -> None:
+    Imports and C extensions swallow it, or make another exception of it: one that nobody took is raised where the block ends.
+    """
+    raised: list[Interrupted] = []
+
+    def interrupt(signal_number: int) -> None:
+        raised.append(Interrupted(signal_number))
+        raise raised[0]
+
+    with _first_signal_to(interrupt):
+        try:
+            yield
+        except BaseException as error:
+            if raised and not raised[0].is_taken and error is not raised[0]:
+                raise raised[0] from error
+            raise
+        if raised and not raised[0].is_taken:
+            raise raised[0]
+
+
+@contextmanager
+def ending_at_once(say: Callable[[str], None]) -> Iterator[None]:
+    """Inside, the first signal is told with `say` and ends the process: no exception that an import could swallow. Main thread only."""
+
+    def end(signal_number: int) -> None:
+        with suppress(RuntimeError, OSError):  # it came in the middle of a write
+            say(f"{signal.Signals(signal_number).name}: stopped before there was anything to keep")
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(RuntimeError, OSError, ValueError, AttributeError):  # likewise, or closed, or none from the start
+                stream.flush()
+        os._exit(EXIT_CODES[signal.Signals(signal_number)])
+
+    with _first_signal_to(end):
+        yield
+
+
+@contextmanager
+def _first_signal_to(handle: Callable[[int], None]) -> Iterator[None]:
+    def handle_first(signal_number: int, _: FrameType | None) -> None:
         for number in EXIT_CODES:
             signal.signal(number, signal.SIG_DFL)
-        raise Interrupted(signal_number)
+        handle(signal_number)
 
-    before = {number: signal.signal(number, interrupt) for number in EXIT_CODES}
+    before = {number: signal.signal(number, handle_first) for number in EXIT_CODES}
     try:
         yield
     finally:

@@ -15,6 +15,7 @@ from eaglecli.engine.request import Completion
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.line_file import LineFile
 from eaglecli.io.run_directory import RunDirectory
+from eaglecli.io.signals import Interrupted, interruptible
 from tests.commands.program import Program, ScriptedModels, answered, lines, scripted_run, write_records
 from tests.fixtures import write_cycle
 
@@ -125,6 +126,48 @@ def test_the_second_signal_ends_the_process_at_once(tmp_path):
     )
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == 0
     assert subprocess.run([sys.executable, "-c", inside], check=False, timeout=20).returncode == -signal.SIGINT
+
+
+SWALLOWED = "try:\n            os.kill(os.getpid(), signal.SIGINT); time.sleep(9)\n        except BaseException:\n            "
+
+
+@pytest.mark.parametrize("after", ["pass", "raise ValueError('another')", "raise", "return"])
+def test_a_signal_that_is_swallowed_on_the_way_is_raised_at_the_end(after):
+    code = (
+        "import os, signal, time\nfrom eaglecli.io.signals import Interrupted, interruptible\n"
+        f"def run():\n    with interruptible():\n        {SWALLOWED}{after}\n"
+        "try:\n    run()\nexcept Interrupted as interrupted:\n    raise SystemExit(int(interrupted.exit_code))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == ExitCode.INTERRUPTED
+
+
+def test_a_signal_that_was_taken_is_not_raised_again():
+    with interruptible():
+        try:
+            send(signal.SIGTERM)
+        except Interrupted as interrupted:
+            assert interrupted.take() == ExitCode.TERMINATED
+    with pytest.raises(KeyError), interruptible():
+        try:
+            send(signal.SIGINT)
+        except Interrupted as interrupted:
+            interrupted.take()
+            raise KeyError from None
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_where_there_is_nothing_to_keep_no_code_can_swallow_a_signal(number, code):
+    start = (
+        "import os, time\nfrom eaglecli.cli import _console, _exit\n"
+        "def command():\n    try:\n"
+        f"        print('said before'); os.kill(os.getpid(), {int(number)}); time.sleep(9)\n"
+        "    except BaseException:\n        pass\n    return 0\n"
+        "_exit(_console(), command)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", start], check=False, capture_output=True, text=True, timeout=20)
+    assert done.returncode == code
+    assert done.stderr == f"error: {number.name}: stopped before there was anything to keep\n"
+    assert done.stdout == "said before\n"
 
 
 def test_a_disk_that_fills_up_is_one_sentence_and_leaves_whole_lines(server, pair, tmp_path):
