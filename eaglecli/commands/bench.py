@@ -317,7 +317,7 @@ def _output(task: BenchTask, data: BenchData) -> Path:
     name = f"bench-{Path(settings.target or 'target').stem}-{data.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     output = Path(settings.output) if settings.output else Path("runs") / name
     for path in map(Path, task.options.dataset_path or ("",)):
-        check_output(output, path, settings.overwrite)
+        check_output(output, path, settings.overwrite, takes_up=False)
     return output
 
 

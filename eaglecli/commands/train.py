@@ -23,7 +23,7 @@ from eaglecli.engine.device_memory import release_memory
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
 from eaglecli.io.fingerprint import fingerprint_model
-from eaglecli.io.run_directory import STATS, RunDirectory
+from eaglecli.io.run_directory import STATS, RunDirectory, holds_run
 from eaglecli.io.signals import Interrupted, interruptible
 from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
 from eaglecli.models.loader import LoadedTarget, load_target, read_target_description
@@ -85,6 +85,8 @@ def resolve(given: Mapping[str, Any]) -> TrainTask:
         )
     if task.output.is_file():
         raise UserError(f"--output {task.output} is a file, a training writes a directory", "name another directory")
+    if holds_run(task.output) and not (task.output / ANSWERS / PLAN).exists():
+        raise UserError(f"--output {task.output} holds a run of generate or bench, no training", "name another directory")
     return task
 
 

@@ -9,23 +9,34 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from eaglecli.errors import UserError
+from eaglecli.io.byte_streams import STANDARD_INPUT
 from eaglecli.io.line_file import replace_with
 
 GENERATIONS, ERRORS, STATS, MANIFEST, LOG = "generations.jsonl", "errors.jsonl", "stats.json", "manifest.json", "log.txt"
 PARQUET, BATCH_OUTPUT, BATCH_ERRORS = "generations.parquet", "openai_batch_output.jsonl", "openai_batch_errors.jsonl"
-BENCH_FILES = ("results.jsonl", "bench.json", "report.png")
+BENCH_RESULTS = ("results.jsonl", "bench.json")
+BENCH_FILES = (*BENCH_RESULTS, "report.png")
 OUR_FILES = (GENERATIONS, ERRORS, STATS, MANIFEST, LOG, PARQUET, BATCH_OUTPUT, BATCH_ERRORS, *BENCH_FILES)
 FILE_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".gz")
 
 
 def default_run_directory(target: str, input_path: Path) -> Path:
     """runs/<target>-<input>, both by their last name."""
-    name = f"{Path(target).name}-{input_path.name.split('.')[0]}"
+    source = "stdin" if str(input_path) == STANDARD_INPUT else input_path.name.split(".")[0]
+    name = f"{Path(target).name}-{source}"
     return Path("runs") / "".join(character if character.isalnum() or character in "-_." else "_" for character in name)
 
 
-def check_output(path: Path, input_path: Path, overwrite: bool) -> None:
-    """Refuses an output that cannot or must not be written, before anything is loaded. Changes nothing on disk. Raises UserError."""
+def holds_run(path: Path) -> bool:
+    """Whether generate or bench left something there."""
+    return any((path / name).exists() for name in (MANIFEST, *BENCH_RESULTS))
+
+
+def check_output(path: Path, input_path: Path, overwrite: bool, takes_up: bool = True) -> None:
+    """Refuses an output that cannot or must not be written, before anything is loaded. Changes nothing on disk. Raises UserError.
+
+    `takes_up`: whether the caller goes on with a run of generate that it finds there.
+    """
     if path.suffix.lower() in FILE_SUFFIXES:
         raise UserError(f"--output {path} names a file, a run writes a directory", f"use `-o {path.with_suffix('')}`")
     if path.exists() and input_path.exists() and path.samefile(input_path):
@@ -34,8 +45,10 @@ def check_output(path: Path, input_path: Path, overwrite: bool) -> None:
         raise UserError(f"--output {path} is a file, a run writes a directory", "name another directory")
     if path.is_dir() and input_path.parent.resolve() == path.resolve() and input_path.name in OUR_FILES:
         raise UserError(f"--output {path} would overwrite the input {input_path}", "name another directory")
-    if path.is_dir() and not overwrite and not (path / MANIFEST).exists() and {item.name for item in path.iterdir()} - {LOG}:
-        raise UserError(f"--output {path} is not empty and holds no run", "use --overwrite to start anew, or name another directory")
+    goes_on = takes_up and (path / MANIFEST).exists()
+    if path.is_dir() and not overwrite and not goes_on and {item.name for item in path.iterdir()} - {LOG}:
+        found = "holds an earlier run" if holds_run(path) else "is not empty and holds no run"
+        raise UserError(f"--output {path} {found}", "use --overwrite to start anew, or name another directory")
     holder = next(parent for parent in (path, *path.absolute().parents) if parent.exists())
     if not os.access(holder, os.W_OK | os.X_OK):
         raise UserError(f"--output {path} cannot be written: no permission in {holder}", "name another directory with -o")

@@ -1,6 +1,7 @@
 """`eaglecli bench` as a whole, in process, on tiny pairs without a GPU."""
 
 import json
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from eaglecli.cli import app
+from eaglecli.commands._bench_measure import measure
 from eaglecli.commands._bench_run import run_pass
 from eaglecli.commands._bench_settings import OPTION_NAMES
 from eaglecli.engine.engine import Engine
@@ -353,6 +355,25 @@ def test_results_that_are_there_are_not_overwritten_unasked(cycle, prompts, tmp_
     again = invoke(cycle, tmp_path / "run", *own(prompts))
     assert again.exit_code == ExitCode.USAGE and "--overwrite" in again.stderr
     assert invoke(cycle, tmp_path / "run", *own(prompts, "--overwrite")).exit_code == ExitCode.OK
+
+
+def test_a_bench_does_not_write_into_a_run_of_generate(cycle, prompts, tmp_path):
+    (tmp_path / "manifest.json").write_text("{}")
+    refused = invoke(cycle, tmp_path, *own(prompts))
+    assert refused.exit_code == ExitCode.USAGE and "holds an earlier run" in refused.stderr
+
+
+def test_a_signal_leaves_what_was_measured(cycle, prompts, tmp_path, monkeypatch):
+    def measure_one(opened, models, data, configuration, options):
+        if configuration.batch_size == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return measure(opened, models, data, configuration, options)
+
+    monkeypatch.setattr("eaglecli.commands.bench.measure", measure_one)
+    done = invoke(cycle, tmp_path / "run", *own(prompts, "--batch-size", "1", "2", "--json"))
+    assert done.exit_code == ExitCode.TERMINATED, done.output
+    assert [item["batch_size"] for item in json.loads(done.stdout)["configurations"]] == [1]
+    assert len(lines(tmp_path / "run" / "results.jsonl")) == 1
 
 
 def test_a_shortage_of_memory_has_its_exit_code(cycle, prompts, tmp_path, monkeypatch):

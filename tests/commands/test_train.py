@@ -116,6 +116,19 @@ def test_what_cannot_be_is_refused_with_its_reason(invoke, arguments, message):
     assert message in refused.stderr
 
 
+def test_a_training_does_not_mix_with_a_run(invoke, tmp_path):
+    """It goes on in a directory of its own, whatever else lies there."""
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "manifest.json").write_text("{}")
+    refused = invoke("--stop-after", "0.001", "--overwrite")
+    assert refused.exit_code == 2
+    assert "holds a run of generate or bench, no training" in refused.stderr
+    (tmp_path / "out" / "manifest.json").unlink()
+    assert invoke("--stop-after", "0.001").exit_code == 0
+    (tmp_path / "out" / "bench.json").write_text("{}")
+    assert invoke("--stop-after", "0.001").exit_code == 0
+
+
 def test_without_prompts_there_is_nothing_to_do(invoke):
     refused = invoke(prompts=False)
     assert refused.exit_code == 2

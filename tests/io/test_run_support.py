@@ -7,10 +7,11 @@ import re
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from eaglecli.errors import UserError
+from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console, visible
 from eaglecli.io.eta import Workload
 from eaglecli.io.garbage_pauses import seldom_garbage_pauses
@@ -42,6 +43,20 @@ def test_a_directory_that_holds_something_needs_overwrite(tmp_path, source):
         check_output(output, source, False)
     assert "--overwrite" in raised.value.hint
     check_output(output, source, True)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "bench.json", "results.jsonl"])
+def test_an_earlier_run_is_gone_on_with_only_by_who_can(tmp_path, source, name):
+    output = tmp_path / "run"
+    output.mkdir()
+    (output / name).write_text("{}")
+    for takes_up in (False,) if name == "manifest.json" else (False, True):
+        with pytest.raises(UserError, match="holds an earlier run") as raised:
+            check_output(output, source, False, takes_up=takes_up)
+        assert raised.value.exit_code == ExitCode.USAGE
+    check_output(output, source, True, takes_up=False)
+    if name == "manifest.json":
+        check_output(output, source, False)
 
 
 def test_an_output_that_is_or_holds_the_input_is_refused(tmp_path, source):
@@ -81,6 +96,7 @@ def test_json_files_are_replaced_as_a_whole(tmp_path):
 
 def test_the_default_directory_is_named_by_target_and_input(tmp_path):
     assert str(default_run_directory("org/My-Model", tmp_path / "mt bench.jsonl.gz")) == "runs/My-Model-mt_bench"
+    assert str(default_run_directory("org/My-Model", Path("-"))) == "runs/My-Model-stdin"
 
 
 def test_prefetch_reads_ahead_no_further_than_its_window():
