@@ -375,11 +375,24 @@ def _shipped(pattern: str) -> dict[str, Path]:
 
 
 def read_config(path: Path) -> ConfigFile:
-    """Reads a YAML config. Raises UserError for what is no YAML, unknown keys (with the nearest name) and wrong values."""
+    """Reads a YAML config. Raises UserError for what is no YAML, keys unknown (with the nearest name) or given twice, and wrong values."""
     import yaml  # here, so that --help does not pay for it
 
+    class UniqueKeys(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+            node = super().compose_mapping_node(anchor)
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                name = (key.tag, str(key.value))
+                if name in seen:
+                    raise UserError(
+                        f"config file {path}, line {key.start_mark.line + 1}: `{key.value}` is given twice", "keep one of the two"
+                    )
+                seen.add(name)
+            return node
+
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), UniqueKeys)
     except OSError as error:
         raise UserError(f"config file {path} cannot be read: {error.strerror or error}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -101,6 +101,20 @@ def test_a_file_that_is_no_mapping_of_good_values_is_refused(tmp_path, text):
         settings({}, text, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("top_k: 3\npage_size: 8\ntop_k: 4\n", "line 3: `top_k`"),
+        ("cuda:\n  page_size: 8\n  page_size: 8\n", "line 3: `page_size`"),
+        ("cpu: {}\ncpu: {}\n", "line 2: `cpu`"),
+        ("speculative_adaptive_config: {4: none, 4: 5/1/6}\n", "line 1: `4`"),
+    ],
+)
+def test_a_key_given_twice_is_refused(tmp_path, text, found):
+    with pytest.raises(UserError, match=f"{found} is given twice"):
+        settings({}, text, tmp_path)
+
+
 def test_relative_paths_of_a_file_start_at_its_folder(tmp_path):
     (tmp_path / "draft").mkdir()
     result = settings({}, "input: data/a.jsonl\ntarget: org/model\ndraft: draft\n", tmp_path)
