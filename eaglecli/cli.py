@@ -846,7 +846,10 @@ def bench(
     attention_backend: AttentionBackendOption = None,
     enable_deterministic_inference: EnableDeterministicInferenceOption = False,
     cuda_graph_bs: CudaGraphBsOption = None,
-    cuda_graph_max_bs: CudaGraphMaxBsOption = None,
+    cuda_graph_max_bs: Annotated[
+        int | None,
+        _option(GRAPHS, "Largest batch size to capture.", "--cuda-graph-max-bs", metavar="N", default="largest --batch-size"),
+    ] = None,
     disable_cuda_graph: DisableCudaGraphOption = False,
     disable_cuda_graph_padding: DisableCudaGraphPaddingOption = False,
     config: ConfigOption = None,
