@@ -1012,6 +1012,7 @@ def tune(
     output: Annotated[
         str, _option(OUTPUT, "Config file to write, for generate --config.", "-o", "--output", metavar="FILE.yaml", default="tuned.yaml")
     ] = "tuned.yaml",
+    overwrite: Annotated[bool, _option(OUTPUT, "Replace that file.", "--overwrite")] = False,
     target: TargetOption = None,
     draft: DraftOption = None,
     tokenizer_path: Annotated[str | None, _option(MODEL, "Tokenizer, if not the target's.", "--tokenizer-path", metavar="MODEL")] = None,
@@ -1070,7 +1071,7 @@ def _tune(params: Mapping[str, Any], given_names: set[str], console: Any) -> Exi
     from eaglecli.commands.tune import TuneOptions, resolve
     from eaglecli.commands.tune import tune as run
 
-    own = ("output", "batch_size", "config_list", "seconds", "num_iters")
+    own = ("output", "batch_size", "config_list", "seconds", "num_iters", "overwrite")
     options = TuneOptions(*(params[name] for name in own))
     given = {name: params[name] for name in given_names if name not in (*PRESENTATION, *own)}
     result = run(resolve(given, params["config"]), options, console)

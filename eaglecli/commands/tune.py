@@ -3,6 +3,7 @@
 One engine holds all candidates and races them batch size by batch size, see `engine/mode_race.py`.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,20 +16,42 @@ from eaglecli.commands._input import read_input, select_input
 from eaglecli.commands._open_engine import FoundModels, find_device, find_models, has_draft, out_of_memory
 from eaglecli.commands._request_maker import RequestMaker
 from eaglecli.commands._speculation import DEFAULT_CANDIDATES, MOST_VERIFIED_TOKENS
-from eaglecli.config import DEFAULT, DEFAULT_CONFIG, DERIVED, GenerateSettings, find_config, read_config, resolve_settings
+from eaglecli.config import (
+    CHOOSER_SETTINGS,
+    DEFAULT,
+    DEFAULT_CONFIG,
+    DERIVED,
+    MODEL_SETTINGS,
+    PATH_SETTINGS,
+    SETTINGS,
+    TRIPLE_SETTINGS,
+    GenerateSettings,
+    find_config,
+    read_config,
+    resolve_settings,
+)
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.mode_race import ModeRace, ModeTime, run_race
 from eaglecli.engine.request import Request
 from eaglecli.engine.settings import PLAIN, SpeculationSettings
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
+from eaglecli.io.line_file import replace_with
 from eaglecli.io.records import RecordError
+from eaglecli.io.signals import Interrupted, interruptible
+from eaglecli.models.model_path import BUILT_IN_NAME
 
 SCHEMA_VERSION = 1
 DEFAULT_BATCH_SIZES = (1, 4, 16, 64)
 DEFAULT_NUM_PROMPTS, DEFAULT_NEW_TOKENS = 256, 256
 WORTH_KEEPING = 0.9  # of the fastest's rate: so good, a mode stays a candidate for --speculative-adaptive
-_MEASURED_WITH = ("context_length", "max_total_tokens", "mem_fraction_static", "chunked_prefill_size", "page_size")
+_OF_ONE_RUN = (  # what it reads, writes and shows, and what tune decides itself: no part of the config that is written
+    *("input", "input_format", "encoding", "delimiter", "prompt_field", "id_field", "map", "prompt_template", "allow_blank", "keep_fields"),
+    *("too_long", "samples", "shard", "shuffle_seed", "limit", "offset", "min_new_tokens", "max_new_tokens"),
+    *("output", "overwrite", "resume", "retry_failed", "output_format", "ordered"),
+    *("on_error", "max_errors", "max_error_rate", "progress"),
+    *("cuda_graph_bs", "cuda_graph_max_bs", *TRIPLE_SETTINGS, *CHOOSER_SETTINGS),
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +63,7 @@ class TuneOptions:
     config_list: str | None = None  # steps,topk,draft_tokens or batch,steps,topk,draft_tokens; one after the other, divided by ;
     seconds: float = 20.0  # at most, for each batch size
     first_round: int | None = None
+    overwrite: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,6 +75,7 @@ class TuneResult:
 
 
 Candidates = dict[int, tuple[SpeculationSettings, ...]]  # by batch size, ascending
+Races = dict[int, tuple[list[ModeTime], Sequence[SpeculationSettings]]]  # by batch size: what was measured, fastest first; names of modes
 
 
 def resolve(given: Mapping[str, Any], config_name: str | None) -> GenerateSettings:
@@ -64,23 +89,37 @@ def resolve(given: Mapping[str, Any], config_name: str | None) -> GenerateSettin
 def tune(
     settings: GenerateSettings, options: TuneOptions, console: Console, find: Callable[[GenerateSettings], FoundModels] = find_models
 ) -> TuneResult:
-    """Runs the command. Raises UserError for what stops it."""
-    output = _check_output(options.output)
+    """Runs the command. Raises UserError for what stops it, Interrupted where nothing was measured yet."""
+    output = _check_output(options.output, options.overwrite)
+    if not 0 < options.seconds < math.inf:
+        raise UserError(f"--seconds {options.seconds:g} must be a number above 0", f"as in {TuneOptions.seconds:g}")
     if not has_draft(settings):
         raise UserError("tune needs a draft: without one there is nothing to choose", "name one with --draft")
     if not settings.input:
         raise UserError("tune needs prompts like those that will be generated for", "name them with --input")
     candidates = choose_candidates(options)
     settings = _with_candidates(settings, candidates)
+    races: Races = {}
+    stopped = None
     try:
-        races = _measure(settings, options, candidates, console, find)
+        with interruptible():
+            _measure(settings, options, candidates, console, find, races)
+    except Interrupted as interrupted:
+        if not races:
+            raise
+        stopped = interrupted
     except (MemoryError, RuntimeError) as error:
         raise out_of_memory(error) or error from error
+    if not races:
+        raise UserError("no batch size could be measured", f"give more than --seconds {options.seconds:g}")
     table = {str(size): _worth_keeping(times, names, size) for size, (times, names) in races.items()}
     _write_config(output, settings, table, races)
+    if stopped is not None:
+        console.warning(f"{stopped}: stopped; what was measured is in {output}")
+        return TuneResult(stopped.exit_code, _document(settings, races, table, output, "interrupted", stopped.exit_code))
     console.note(f"{output} holds the table: eaglecli generate --config {output}")
     console.note("it is followed as it stands; with --speculative-adaptive its entries are what is chosen from while running")
-    return TuneResult(ExitCode.OK, _document(settings, races, table, output))
+    return TuneResult(ExitCode.OK, _document(settings, races, table, output, "complete", ExitCode.OK))
 
 
 def choose_candidates(options: TuneOptions) -> Candidates:
@@ -130,8 +169,14 @@ def _with_candidates(settings: GenerateSettings, candidates: Candidates) -> Gene
 
 
 def _measure(
-    settings: GenerateSettings, options: TuneOptions, candidates: Candidates, console: Console, find: Callable[..., FoundModels]
-) -> dict[int, tuple[list[ModeTime], Sequence[SpeculationSettings]]]:
+    settings: GenerateSettings,
+    options: TuneOptions,
+    candidates: Candidates,
+    console: Console,
+    find: Callable[..., FoundModels],
+    races: Races,
+) -> None:
+    """Fills `races` batch size by batch size, so that what is finished is there when a signal comes."""
     reader = read_input(select_input(settings), settings, console)
     models = find(settings)
     settings = settings.with_generation_config(models.generation_config)
@@ -142,18 +187,20 @@ def _measure(
     requests = _requests(settings, RequestMaker(settings, tokenizer, opened.rules), reader.records(), console)
     assert isinstance(opened.engine, Engine)
     names = opened.engine.settings.all_speculation
-    races = {}
     console.note(f"{'batch':>6}  {'triple':10}{'token/s':>10}{'accept':>8}{'ms':>9}{'steps':>7}")
     for size, speculation in candidates.items():
+        console.note(f"batch {size}: {len(speculation)} candidates take turns, for {options.seconds:g} s at most")
         started = time.perf_counter()
         race = ModeRace([names.index(item) for item in speculation], size, options.first_round)
         run_race(opened.engine, requests, race, options.seconds)
+        measured = [item for item in race.ranking() if item.step_s]
         if not race.is_done:
-            console.warning(f"batch {size}: {time.perf_counter() - started:.0f} s were too short to be sure; --seconds gives more")
-        races[size] = (race.ranking(), names)
-        for line in _lines(races[size], size):
-            console.note(line)
-    return races
+            missing = "to be sure" if measured else "to measure anything, it is left out"
+            console.warning(f"batch {size}: {time.perf_counter() - started:.0f} s were too short {missing}; --seconds gives more")
+        if measured:
+            races[size] = (measured, names)
+            for line in _lines(races[size], size):
+                console.note(line)
 
 
 def _requests(settings: GenerateSettings, maker: RequestMaker, records: Iterator[Any], console: Console) -> list[Request]:
@@ -184,23 +231,26 @@ def _worth_keeping(times: Sequence[ModeTime], names: Sequence[SpeculationSetting
     return [str(names[item.mode]) for item in times if item is times[0] or item.tokens_per_second(size) >= WORTH_KEEPING * best]
 
 
-def _check_output(name: str) -> Path:
+def _check_output(name: str, overwrite: bool) -> Path:
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"--output {name} must be a YAML file", f"use {name}.yaml")
     if not path.parent.is_dir():
         raise UserError(f"--output {name}: there is no folder {path.parent}", "make it first")
+    if path.is_dir():
+        raise UserError(f"--output {name} is a folder", "name a file")
+    if path.exists() and not overwrite:
+        raise UserError(f"--output {name} is there already", "use --overwrite to replace it, or name another file")
     return path
 
 
-def _write_config(path: Path, settings: GenerateSettings, table: Mapping[str, list[str]], races: Mapping[int, Any]) -> None:
+def _write_config(path: Path, settings: GenerateSettings, table: Mapping[str, list[str]], races: Races) -> None:
     import yaml  # here, as in config.py
 
-    asked = [name for name in _MEASURED_WITH if settings.origin(name) not in (DEFAULT, DERIVED)]
-    names = ("target", "draft", "dtype", "max_running_requests", *asked)
-    given: dict[str, Any] = {name: getattr(settings, name) for name in names}
-    for name in ("target", "draft"):
-        if given[name] is not None and Path(given[name]).exists():
+    asked = [name for name in SETTINGS if name not in _OF_ONE_RUN and settings.origin(name) not in (DEFAULT, DERIVED)]
+    given: dict[str, Any] = {name: getattr(settings, name) for name in dict.fromkeys(("target", "draft", "max_running_requests", *asked))}
+    for name in (*MODEL_SETTINGS, *PATH_SETTINGS):
+        if given.get(name) not in (None, BUILT_IN_NAME) and Path(given[name]).exists():
             given[name] = str(Path(given[name]).resolve())
     document = {**given, "speculative_adaptive_config": {int(size): row for size, row in table.items()}}
     measured = [f"#{line}" for size, race in races.items() for line in _lines(race, size)]
@@ -208,20 +258,18 @@ def _write_config(path: Path, settings: GenerateSettings, table: Mapping[str, li
         ["# Written by eaglecli tune: speculation by batch size, fastest first.", *measured, yaml.safe_dump(document, sort_keys=False)]
     )
     try:
-        path.write_text(text, encoding="utf-8")
+        replace_with(path, [text.encode("utf-8")])
     except OSError as error:
         raise UserError(f"--output {path} cannot be written: {error.strerror or error}", "name another file") from error
 
 
 def _document(
-    settings: GenerateSettings,
-    races: Mapping[int, tuple[list[ModeTime], Sequence[SpeculationSettings]]],
-    table: Mapping[str, Any],
-    output: Path,
+    settings: GenerateSettings, races: Races, table: Mapping[str, Any], output: Path, status: str, code: ExitCode
 ) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
-        "exit_code": int(ExitCode.OK),
+        "status": status,
+        "exit_code": int(code),
         "target": settings.target,
         "draft": settings.draft,
         "table": dict(table),
@@ -231,7 +279,7 @@ def _document(
                 "speculation": str(names[item.mode]),
                 "output_throughput": item.tokens_per_second(size),
                 "accept_length": item.tokens_per_row_step,
-                "iteration_s": item.median_step_s if item.step_s else None,
+                "iteration_s": item.median_step_s,
                 "num_iterations": len(item.step_s),
             }
             for size, (times, names) in races.items()

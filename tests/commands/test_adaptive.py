@@ -1,15 +1,18 @@
 """Adaptive speculation, tables by batch size and `eaglecli tune`, as a user runs them. The models are the CYCLE and RAND pairs."""
 
 import json
+import os
+import signal
 
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from eaglecli.cli import app, join_values
+from eaglecli.commands import tune
 from eaglecli.commands._speculation import plan_speculation
-from eaglecli.config import resolve_settings
-from eaglecli.engine.mode_race import ModeRace
+from eaglecli.config import read_config, resolve_settings
+from eaglecli.engine.mode_race import ModeRace, run_race
 from eaglecli.engine.speculation_policy import StepObservation
 from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.accept_statistics import LOW_ACCEPT_LENGTH
@@ -185,9 +188,114 @@ def test_tune_writes_a_config_that_generate_takes(invoke, tmp_path):
     assert config["max_running_requests"] == 3
     assert config["page_size"] == 8 and "mem_fraction_static" not in config  # what was asked for, not what was left at its default
     assert "fastest" in done.stderr
+    assert done.stderr.index("batch 3: 3 candidates take turns, for 20 s at most") > done.stderr.index("fastest")
     run = CliRunner().invoke(app, ["generate", "--config", str(output), "-i", str(tmp_path / "input.jsonl"), "-o", str(tmp_path / "run")])
     assert run.exit_code == 0, run.output
     assert len(lines(tmp_path / "run" / "generations.jsonl")) == len(RECORDS)
+
+
+QUICK_TUNE = ("--config-list", "3,1,4", "--num-iters", "2", "--max-new-tokens", "16", "--seconds", "60")
+
+
+def test_tune_replaces_a_file_only_when_asked(invoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tuned.yaml").write_text("mine")
+    refused = invoke("tune", "--batch-size", "1", *QUICK_TUNE)
+    assert refused.exit_code == ExitCode.USAGE and "--output tuned.yaml is there already" in refused.stderr
+    assert (tmp_path / "tuned.yaml").read_text() == "mine"
+    done = invoke("tune", "--batch-size", "1", *QUICK_TUNE, "--overwrite")
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load((tmp_path / "tuned.yaml").read_text())["speculative_adaptive_config"]
+
+
+@pytest.fixture
+def race_of_each(monkeypatch):
+    """Calls `before(race)` ahead of every race, which is not run where that says False."""
+
+    def patch(before):
+        def race_unless(engine, requests, race, seconds):
+            if before(race) is not False:
+                run_race(engine, requests, race, seconds)
+
+        monkeypatch.setattr(tune, "run_race", race_unless)
+
+    return patch
+
+
+def test_what_tune_had_no_time_to_measure_is_no_winner(invoke, tmp_path, race_of_each):
+    output = tmp_path / "tuned.yaml"
+    arguments = ("-o", str(output), "--batch-size", "1", "2", *QUICK_TUNE)
+    race_of_each(lambda race: False)
+    refused = invoke("tune", *arguments)
+    assert refused.exit_code == ExitCode.USAGE and "no batch size could be measured" in refused.stderr
+    assert "<- fastest" not in refused.stderr and not output.exists()
+    race_of_each(lambda race: race.batch_size == 1)
+    done = invoke("tune", *arguments, "--json")
+    assert done.exit_code == 0, done.output
+    assert "batch 2: 0 s were too short to measure anything, it is left out; --seconds gives more" in done.stderr
+    assert {item["batch_size"] for item in json.loads(done.stdout)["measured"]} == {1}
+    assert list(yaml.safe_load(output.read_text())["speculative_adaptive_config"]) == [1]
+
+
+def test_a_mode_without_a_measurement_is_in_no_table(invoke, tmp_path, race_of_each):
+    def only_plain(race):
+        race.observe(StepObservation(1, race.batch_size, None, 1, 0.01, caught_up=False))
+        return False
+
+    race_of_each(only_plain)
+    done = invoke("tune", "-o", str(tmp_path / "tuned.yaml"), "--batch-size", "1", *QUICK_TUNE, "--json")
+    assert done.exit_code == 0, done.output
+    assert len(json.loads(done.stdout)["measured"]) == len(json.loads(done.stdout)["table"]["1"]) == 1
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)])
+def test_a_signal_leaves_what_tune_has_measured(invoke, tmp_path, race_of_each, number, code):
+    output = tmp_path / "tuned.yaml"
+    arguments = ("-o", str(output), "--batch-size", "1", "2", *QUICK_TUNE, "--json")
+    race_of_each(lambda race: race.batch_size == 1 or os.kill(os.getpid(), number))
+    done = invoke("tune", *arguments)
+    assert done.exit_code == code, done.output
+    document = json.loads(done.stdout)
+    assert (document["status"], document["exit_code"], list(document["table"])) == ("interrupted", code, ["1"])
+    assert f"{number.name}: stopped; what was measured is in {output}" in done.stderr
+    assert list(yaml.safe_load(output.read_text())["speculative_adaptive_config"]) == [1]
+    output.unlink()
+    race_of_each(lambda race: os.kill(os.getpid(), number))
+    done = invoke("tune", *arguments)
+    assert done.exit_code == code and "stopped before there was anything to keep" in done.stderr
+    assert not output.exists()
+
+
+def test_a_tuned_config_gives_the_settings_that_were_measured(pairs, tmp_path, monkeypatch):
+    """What decides which models run and what is accepted; not what one run reads, writes and shows."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("map.json", "template.jinja"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "models").symlink_to(pairs["cycle"].target_dir.parent)
+    of_models = {
+        **{"target": "models/target", "draft": "models/draft", "tokenizer_path": "models/target", "revision": "main"},
+        **{"local_files_only": True, "load_format": "safetensors", "speculative_algorithm": "EAGLE", "speculative_token_map": "map.json"},
+        **{"draft_config_overrides": {"rope_theta": 5000.0}, "chat_template": "template.jinja", "chat_template_kwargs": {"a": 1}},
+        **{"apply_chat_template": False, "system_prompt": "short", "temperature": 0.7, "top_p": 0.9, "top_k": 5, "min_p": 0.1},
+        **{"logit_bias": {"4": 2.0}, "stop": ["x"], "stop_token_ids": "2,0", "dtype": "float32", "device": "cpu", "context_length": 64},
+        **{"page_size": 8, "attention_backend": "torch", "disable_cuda_graph": True, "enable_deterministic_inference": True},
+    }
+    of_the_run = {
+        **{"input": ["a.jsonl"], "prompt_field": "a", "limit": 3, "max_new_tokens": 24, "min_new_tokens": 3, "progress": "none"},
+        **{"cuda_graph_bs": [1], "max_errors": 3, "num_speculative_tokens": 3},
+    }
+    given = resolve_settings(of_models | of_the_run, None, lambda device: "cpu")
+    measured = tune._with_candidates(given, tune.choose_candidates(tune.TuneOptions("", batch_size="1,4")))
+    (tmp_path / "elsewhere").mkdir()
+    output = tmp_path / "elsewhere" / "tuned.yaml"
+    tune._write_config(output, measured, {"1": ["3/1/4"], "4": ["none"]}, {})
+    found = resolve_settings({}, read_config(output), lambda device: "cpu")
+    assert set(found.origins) - {"chunked_prefill_size"} == {*of_models, "max_running_requests", "speculative_adaptive_config"}
+    for name in of_models:
+        value, expected = getattr(found, name), getattr(given, name)
+        is_path = name in ("target", "draft", "tokenizer_path", "speculative_token_map", "chat_template")
+        assert value == (str((tmp_path / expected).resolve()) if is_path else expected), name
+    assert found.max_running_requests == 4
 
 
 def test_a_list_may_name_the_batch_size_of_each_candidate(invoke, tmp_path):
@@ -207,6 +315,7 @@ def test_a_list_may_name_the_batch_size_of_each_candidate(invoke, tmp_path):
         (("--config-list", "5,1"), "--config-list 5,1"),
         (("--config-list", "5,1,3"), "cannot hold"),
         (("--draft", "none"), "tune needs a draft"),
+        *((("--seconds", value), f"--seconds {value} must be a number above 0") for value in ("-5", "0", "nan", "inf")),
     ],
 )
 def test_what_tune_cannot_do_is_said_in_a_sentence(invoke, tmp_path, arguments, message):
