@@ -179,6 +179,48 @@ def test_what_lies_in_a_gap_is_never_read(twin: LoadedPair):
     assert lists[0] == lists[1] and sum(lists[0]) > 10
 
 
+def first_tree_after_a_pause(pair: LoadedPair, num_plain: int, spoilt: bool = False) -> tuple[list[int], list[int], int]:
+    """The tree, the tokens known when it grew (its root is the last), and where the draft's cache began; a ring of 128 places."""
+    engine = changing_engine(pair, (TREE, PLAIN), max_backlog_tokens=128, max_running_requests=1)
+    grown: list[tuple[list[int], int]] = []
+    num_steps = 0
+
+    def choose(num_requests: int) -> int:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == num_plain + 1 and spoilt:
+            engine._caches["the draft's cache"].fill_(torch.nan)
+        return int(num_steps <= num_plain)
+
+    def watch(engine: Engine) -> None:
+        if num_steps == num_plain + 1 and not grown:
+            grown.append((engine._iteration.buffers.tree.tokens[0].tolist(), int(engine._state.draft_start[0])))
+
+    engine.policy = ScriptedPolicy(choose)
+    (request,) = requests_of(random_prompts([20], seed=8), num_plain + 5)
+    (completion,) = run_watched(engine, [request], watch).values()
+    tree, start = grown[0]
+    return tree, request.prompt_ids.tolist() + completion.output_ids[: 1 + num_plain].tolist(), start
+
+
+@pytest.mark.parametrize(("num_plain", "start"), [(127, 0), (128, 0), (129, 128), (130, 128), (236, 128), (237, 256)])
+@pytest.mark.parametrize("name", ["twin", "rand"])
+def test_a_pause_of_as_many_tokens_as_there_are_places_leaves_no_gap_and_one_more_does(request, name: str, num_plain: int, start: int):
+    """The draft proposes what it would have without the pause, or what it would if the text had begun where its cache does."""
+    pair = request.getfixturevalue(name)
+    tree, ids, found_start = first_tree_after_a_pause(pair, num_plain)
+    assert found_start == start
+    forward = oracle.as_function(pair.oracle_target, pair.oracle_draft.tap_boundaries)
+    hidden = pair.oracle_draft.fuse(forward(ids[:-1])[1])
+    pool = oracle.grow_pool(pair.oracle_draft, ids[1:][start:], hidden[start:], oracle.DraftRule(TREE.num_steps, TREE.topk))
+    assert tree == list(oracle.keep_nodes(pool, ids[-1], TREE.num_draft_tokens).tokens)
+
+
+def test_the_catch_up_itself_reads_nothing_that_lies_in_a_gap(twin: LoadedPair):
+    """Its keys and values depend on no key before them, a draft having one layer: only the tree that grows from it would show."""
+    assert first_tree_after_a_pause(twin, 200) == first_tree_after_a_pause(twin, 200, spoilt=True)
+
+
 def test_observations_add_up_to_the_output(rand: LoadedPair):
     requests = mixed_requests(8, seed=4, max_prompt=20, max_cap=20)
     engine = changing_engine(rand, max_running_requests=4)
