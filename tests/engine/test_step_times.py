@@ -1,11 +1,15 @@
 """How long iterations took, as policies are told: only where the host did nothing else between two records."""
 
+import itertools
 from dataclasses import replace
+from functools import partial
 
+import numpy as np
 import pytest
 
 from eaglecli.engine.attention_backend import TORCH
 from eaglecli.engine.engine import Engine
+from eaglecli.engine.request import Request
 from eaglecli.engine.settings import PLAIN, Alternative, EngineSettings, SpeculationSettings
 from eaglecli.engine.speculation_policy import FixedPolicy, ScriptedPolicy, StepObservation
 from tests.engine.harness import CONTEXT, LoadedPair, random_prompts, requests_of
@@ -56,3 +60,35 @@ def test_catching_up_hides_how_long_the_iteration_before_took_but_not_its_own_co
     assert [observation.caught_up for observation in seen[:8]] == [False] * 5 + [True] + [False] * 2
     is_timed = [observation.seconds is not None for observation in seen[1:8]]
     assert is_timed == [True] * 3 + [not is_ahead] + [True] * 3
+
+
+class StopsAt:
+    """A stop string that ends with so many tokens: the device does not see it, and its row runs on."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def look(self, output_ids: np.ndarray) -> tuple[int, str] | None:
+        return (self.num_tokens, "stop") if len(output_ids) >= self.num_tokens else None
+
+
+def test_rows_that_ended_while_an_iteration_was_in_flight_count_for_nobody(cycle: LoadedPair) -> None:
+    """Their rows are another request's when its record comes: the policy and the mode hear of the rows that are still whose they were."""
+    settings = EngineSettings(CONTEXT, 4096, max_running_requests=2, speculation=SpeculationSettings(3, 1, 4))
+    engine = Engine(cycle.target.model, cycle.draft.model, settings, replace(TORCH, needs_host_lengths=False))
+    engine.policy = listener = Listener()
+    (one,) = requests_of(random_prompts([5]), 40)
+    capped = [Request(cap, one.prompt_ids, replace(one.sampling, max_new_tokens=cap)) for cap in (33, 9, 17, 10)]
+    stopped = [replace(one, key=-length, make_stop_watch=partial(StopsAt, length)) for length in (13, 9, 29)]  # at the end of a step
+    completions = list(engine.generate([*capped, *stopped]))
+    row_steps, accepted = (sum(getattr(done, name) for done in completions) for name in ("num_verify_steps", "num_accepted_drafts"))
+    assert engine.counts.num_wasted_row_steps >= 4 and engine.counts.num_row_steps == row_steps + engine.counts.num_wasted_row_steps
+    (mode,), by_requests = engine.modes, engine.summary()["accepted_by_requests"].values()
+    assert (mode.num_row_steps, mode.num_accepted_drafts) == (row_steps, accepted)
+    assert sum(split["row_steps"] for split in by_requests) == row_steps
+    assert sum(split["accepted_drafts"] for split in by_requests) == accepted
+    num_tokens = sum(len(done.output_ids) - 1 for done in completions)
+    assert (mode.num_tokens, sum(observation.num_tokens for observation in listener.seen)) == (num_tokens, num_tokens)
+    told = [count for observation in listener.seen for count in observation.accept_counts.tolist()]
+    going_on = [done.accept_counts[: len(done.accept_counts) - (done.finish_reason == "length")].tolist() for done in completions]
+    assert sorted(told) == sorted(itertools.chain.from_iterable(going_on))
