@@ -125,8 +125,17 @@ def resolve_options(given: Mapping[str, Any]) -> BenchOptions:
         raise UserError("--skip-warmup and --num-warmups contradict each other", "leave one of the two out")
     if len(options.compare) > 2:
         raise UserError("--compare takes one file (this run against it) or two (the second against the first)")
+    if len(options.compare) == 2:
+        _check_nothing_runs(options)
     _check_assertions(options)
     return options
+
+
+def _check_nothing_runs(options: BenchOptions) -> None:
+    of_a_run = ("output_json", "profile", "assert_throughput", "assert_accept_length", "assert_speedup", "assert_adaptive_ratio")
+    for name in of_a_run:
+        if getattr(options, name) is not None:
+            raise UserError(f"--compare with two files runs nothing, --{name.replace('_', '-')} is about a run", "leave one of them out")
 
 
 def _check_assertions(options: BenchOptions) -> None:

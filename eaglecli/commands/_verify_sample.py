@@ -32,11 +32,6 @@ class Sample:
         return [request for together in zip(*self.modes.values(), strict=True) for request in together]
 
     @property
-    def longest_prompt(self) -> int:
-        """Tokens of the longest prompt."""
-        return max(len(request.prompt_ids) for request in self.requests)
-
-    @property
     def longest(self) -> int:
         """Tokens of the longest request, prompt and answer."""
         return max(len(request.prompt_ids) + request.sampling.max_new_tokens for request in self.requests)

@@ -93,6 +93,8 @@ def tune(
     output = _check_output(options.output, options.overwrite)
     if not 0 < options.seconds < math.inf:
         raise UserError(f"--seconds {options.seconds:g} must be a number above 0", f"as in {TuneOptions.seconds:g}")
+    if options.first_round is not None and options.first_round < 1:
+        raise UserError(f"--num-iters {options.first_round} must be at least 1")
     if not has_draft(settings):
         raise UserError("tune needs a draft: without one there is nothing to choose", "name one with --draft")
     if not settings.input:

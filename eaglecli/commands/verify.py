@@ -106,7 +106,8 @@ def _sized_for(sample: Sample, settings: GenerateSettings) -> GenerateSettings:
     An odd number of rows: greedy and sampled requests take turns, so that a row sees both.
     """
     rows = min(settings.max_running_requests, len(sample.requests) // 3 | 1)
-    chunk = min(settings.chunked_prefill_size, max(sample.longest_prompt // 2, 1))
+    first_prompts = sum(len(request.prompt_ids) for request in sample.requests[:rows])
+    chunk = min(settings.chunked_prefill_size, max(first_prompts // 3, 1))
     row_tokens = sample.longest + speculation_of(settings).lookahead
     tokens = rows * -(-row_tokens // settings.page_size) * settings.page_size
     tokens = settings.max_total_tokens or tokens

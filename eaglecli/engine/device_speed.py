@@ -40,13 +40,18 @@ def _memory_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, floa
     """Bytes a second of a copy, and of weights times a vector, one weight after the other."""
     num_rows, inner = _MATRIX[device.type]
     num_bytes = num_rows * inner * dtype.itemsize
-    free_bytes = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    count = max(2, min(_WEIGHT_BYTES[device.type], free_bytes // 4) // num_bytes)
+    count = max(2, min(_WEIGHT_BYTES[device.type], _free_bytes(device) // 4) // num_bytes)
     weights = torch.ones(count, num_rows, inner, dtype=dtype, device=device)
     vector = torch.ones(1, inner, dtype=dtype, device=device)
     copy_s = _best_s(lambda call: weights[(call + count // 2) % count].copy_(weights[call % count]), device, count)
     read_s = _best_s(lambda call: functional.linear(vector, weights[call % count]), device, count)
     return 2 * num_bytes / copy_s, num_bytes / read_s
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _best_s(work: Callable[[int], object], device: torch.device, num_different: int) -> float:

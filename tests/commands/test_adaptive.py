@@ -316,6 +316,7 @@ def test_a_list_may_name_the_batch_size_of_each_candidate(invoke, tmp_path):
         (("--config-list", "5,1,3"), "cannot hold"),
         (("--draft", "none"), "tune needs a draft"),
         *((("--seconds", value), f"--seconds {value} must be a number above 0") for value in ("-5", "0", "nan", "inf")),
+        (("--num-iters", "0"), "--num-iters 0 must be at least 1"),
     ],
 )
 def test_what_tune_cannot_do_is_said_in_a_sentence(invoke, tmp_path, arguments, message):

@@ -337,6 +337,7 @@ def test_the_picture_is_drawn(cycle, prompts, tmp_path):
         (["--dataset-path", "."], "--dataset-path . is a directory"),
         (["--output-json", "nowhere/x.json"], "--output-json nowhere/x.json"),
         (["--profile", "/proc/nowhere"], "--profile /proc/nowhere"),
+        (["--compare", "a.json", "--compare", "b.json", "--assert-throughput", "1"], "--assert-throughput is about a run"),
     ],
 )
 def test_what_cannot_be_is_refused_before_weights_are_read(e3, tmp_path, arguments, words):
