@@ -13,7 +13,7 @@ from eaglecli.io.stop_strings import answer_text
 
 
 def write_generations(folder: Path, measurement: Measurement, data: BenchData, is_first: bool) -> None:
-    """Append the answers of the last timed pass, one line each in the order of the data; the file begins with the first configuration."""
+    """Append the answers of the middle pass, one line each in the order of the data; the file begins with the first configuration."""
     assert data.tokenizer is not None, "only text that means something is written"
     with (folder / GENERATIONS).open("w" if is_first else "a", encoding="utf-8") as file:
         for done in sorted(measurement.middle.completions, key=lambda completion: completion.request.key):  # type: ignore[arg-type, return-value]

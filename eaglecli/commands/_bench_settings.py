@@ -1,5 +1,6 @@
 """What `eaglecli bench` can be told beyond a run's settings, checked, and the configurations that it measures."""
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -154,13 +155,16 @@ def _check_assertions(options: BenchOptions) -> None:
 
 def check_places(options: BenchOptions) -> None:
     """Where results beside the run directory go must be writable before anything is measured. Raises UserError."""
-    if options.output_json is not None and not os.access(Path(options.output_json).absolute().parent, os.W_OK | os.X_OK):
-        raise UserError(f"--output-json {options.output_json} cannot be written: its folder is missing or closed", "name another file")
+    if options.output_json is not None:
+        file = Path(options.output_json).absolute()
+        can_write = os.access(file, os.W_OK) and not file.is_dir() if file.exists() else os.access(file.parent, os.W_OK | os.X_OK)
+        if not can_write:
+            raise UserError(f"--output-json {options.output_json} cannot be written", "name a file in a folder that is there")
     if options.profile is not None:
-        try:
+        with contextlib.suppress(OSError):
             Path(options.profile).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(f"--profile {options.profile} cannot be written: {error.strerror}", "name another folder") from error
+        if not os.access(options.profile, os.W_OK | os.X_OK):
+            raise UserError(f"--profile {options.profile} cannot be written", "name another folder")
 
 
 def with_bench_defaults(settings: GenerateSettings, options: BenchOptions) -> GenerateSettings:

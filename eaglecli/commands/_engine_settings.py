@@ -1,12 +1,11 @@
 """Shared by the commands that run models: from the settings of a run and loaded models to the settings of an engine."""
 
-import os
-
 import torch
 
 from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import GenerateSettings
 from eaglecli.engine.cache_size import cache_bytes_per_token
+from eaglecli.engine.device_memory import available_host_bytes
 from eaglecli.engine.logit_adjustments import BYTES_PER_ENTRY
 from eaglecli.engine.settings import EngineSettings
 from eaglecli.errors import ExitCode, UserError
@@ -92,6 +91,6 @@ def _cache_tokens(
 def _free_bytes(settings: GenerateSettings) -> int:
     """Bytes that the cache may take on the device now that the weights are there."""
     if settings.device == "cpu":
-        return int(CPU_CACHE_SHARE * os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return int(CPU_CACHE_SHARE * available_host_bytes())
     free, total = torch.cuda.mem_get_info()
     return int(free - (1 - settings.mem_fraction_static) * total)

@@ -35,7 +35,7 @@ from eaglecli.io.result_lines import Answer, LineMaker
 from eaglecli.io.results import MakeLines, ResultWriter
 from eaglecli.io.run_directory import ERRORS, MANIFEST, STATS, RunDirectory
 from eaglecli.io.run_report import RunReport, build_manifest, build_stats
-from eaglecli.io.signals import Interrupted
+from eaglecli.io.signals import FirstSignal, Interrupted
 from eaglecli.io.thread_switching import quick_thread_switches
 from eaglecli.io.tokenizer import PromptTokenizer
 
@@ -62,6 +62,7 @@ class Run:
     totals: AcceptTotals | None
     models: ModelSource | None
     console: Console
+    signal: FirstSignal
 
     def __post_init__(self) -> None:
         self.limit = ErrorLimit(self.report.settings.max_errors, self.report.settings.max_error_rate)
@@ -79,8 +80,7 @@ class Run:
         status, code, failure = "failed", ExitCode.INTERNAL, None
         try:
             self._write_manifest("running", None)
-            self._generate()
-            self._finish()
+            self._work()
             status, code = "complete", self._exit_code()
         except Interrupted as interrupted:
             status, code = "interrupted", interrupted.take()
@@ -100,6 +100,14 @@ class Run:
         self._say_result()
         return result
 
+    def _work(self) -> None:
+        try:
+            self._generate()
+            self._finish()
+        except Exception:
+            self.signal.check()  # that it may have been, before something made another exception of it
+            raise
+
     def _generate(self) -> None:
         started = time.perf_counter()
         if self.models is None or self.limit.is_passed(self.report.scan.num_bad, self._num_records()):
@@ -109,6 +117,7 @@ class Run:
         self._begin_helpers(tokenizer)
         self.opened = self._open(self.models)
         self.report.load_s = time.perf_counter() - started
+        self.signal.check()
         maker = RequestMaker(self.report.settings, tokenizer, self.opened.rules)
         self.end_token_ids = maker.end_token_ids
         self.console.note(maker.describe(self.report.scan))
@@ -123,6 +132,7 @@ class Run:
             with quick_thread_switches(), seldom_garbage_pauses():
                 while source.has_more:
                     for completion in self.opened.engine.generate(source):
+                        self.signal.check()
                         self._take(completion, maker.dialogues, source)
         finally:
             self.report.generate_s = time.perf_counter() - started

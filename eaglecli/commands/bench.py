@@ -54,7 +54,7 @@ from eaglecli.io.bench_table import choice_table, comparison_table, context_tabl
 from eaglecli.io.console import Console
 from eaglecli.io.line_file import replace_with
 from eaglecli.io.run_directory import RunDirectory, check_output
-from eaglecli.io.signals import Interrupted, interruptible
+from eaglecli.io.signals import FirstSignal, Interrupted, interruptible
 
 SCHEMA_VERSION = 1
 
@@ -106,9 +106,9 @@ def bench(task: BenchTask, console: Console, command_line: list[str]) -> BenchRe
             folder.clear()
         console.attach_log(folder.log)
         try:
-            with interruptible():
+            with interruptible() as signal:
                 loaded = load_bench_models(models, fit, task.settings)
-                return _Bench(task, listed, data, loaded, folder, console, command_line).run(earlier)
+                return _Bench(task, listed, data, loaded, folder, console, command_line, signal).run(earlier)
         except (RuntimeError, MemoryError) as error:
             told = out_of_memory(error)
             if told is None:
@@ -129,6 +129,7 @@ class _Bench:
     folder: RunDirectory
     console: Console
     command_line: list[str]
+    signal: FirstSignal
     found: list[dict[str, Any]] = field(default_factory=list)
     started_at: str = field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
 
@@ -142,10 +143,10 @@ class _Bench:
             code = interrupted.take()
             what = f"what was measured is in {self.folder.path}" if self.found else "nothing was measured yet"
             self.console.warning(f"{interrupted}: stopped; {what}")
-            if self.found:
-                self._conclude()
             document = self._document("interrupted", code)
-            self._write(document)
+            if self.found:  # a directory without results is no run, and the same command may begin there anew
+                self._conclude()
+                self._write(document)
             return BenchResult(code, document)
         self._conclude()
         return self._end(earlier)
@@ -160,6 +161,8 @@ class _Bench:
     def _write(self, document: Mapping[str, Any]) -> None:
         replace_with(self.folder.path / RESULTS, [to_lines(self.found)])
         self.folder.write_json(BENCH, document)
+        if self.task.options.output_json is not None:
+            _copy(self.folder.path / BENCH, Path(self.task.options.output_json))
 
     def _measure_plan(self, plan: SpeculationPlan, group: Sequence[BenchConfiguration]) -> None:
         settings, options = self.task.settings, self.task.options
@@ -168,6 +171,7 @@ class _Bench:
         self.console.note(f"{group[0].mode}: engine ready in {opened.capture_s:.1f} s, {opened.graphs}")
         self._refuse_what_cannot_run(opened)
         for configuration in group:
+            self.signal.check()  # what was imported and captured may have swallowed it
             measurement = measure(opened, self.models, self.data, configuration, options)
             self._keep(measurement)
             if options.profile is not None:
@@ -256,8 +260,6 @@ class _Bench:
         code = ExitCode.CHECK_FAILED if not is_good else ExitCode.PARTIAL if num_failed else ExitCode.OK
         document["exit_code"] = int(code)
         self._write(document)
-        if options.output_json is not None:
-            _copy(self.folder.path / BENCH, Path(options.output_json))
         if options.plot:
             write_plot(self.folder.path, document, self.console)
         self.console.note(f"results in {self.folder.path}")

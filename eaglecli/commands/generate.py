@@ -24,7 +24,7 @@ from eaglecli.io.prompts import InputSelection
 from eaglecli.io.records import PromptRecord
 from eaglecli.io.run_directory import ERRORS, RunDirectory, check_output, default_run_directory
 from eaglecli.io.run_report import SCHEMA_VERSION, RunReport
-from eaglecli.io.signals import Interrupted, interruptible
+from eaglecli.io.signals import FirstSignal, Interrupted, interruptible
 
 
 def resolve(given: Mapping[str, Any], config_name: str | None, console: Console, needs_device: bool = True) -> GenerateSettings:
@@ -44,15 +44,17 @@ def resolve(given: Mapping[str, Any], config_name: str | None, console: Console,
 def generate(settings: GenerateSettings, console: Console, command_line: list[str], find: ModelFinder = find_models) -> GenerateResult:
     """Runs the command. Raises UserError for what stops it before any record is generated."""
     try:
-        with interruptible():
-            return _generate(settings, console, command_line, find)
+        with interruptible() as signal:
+            return _generate(settings, console, command_line, find, signal)
     except Interrupted as interrupted:
         console.warning(f"{interrupted}: stopped")
         document = {"schema_version": SCHEMA_VERSION, "status": "interrupted", "exit_code": int(interrupted.exit_code)}
         return GenerateResult(interrupted.exit_code, document)
 
 
-def _generate(settings: GenerateSettings, console: Console, command_line: list[str], find: ModelFinder) -> GenerateResult:
+def _generate(
+    settings: GenerateSettings, console: Console, command_line: list[str], find: ModelFinder, signal: FirstSignal
+) -> GenerateResult:
     selection, output = _select(settings)
     speculation = whole_plan_of(settings).deepest  # its rules are checked before anything is read
     check_output_format(settings.output_format)
@@ -68,7 +70,7 @@ def _generate(settings: GenerateSettings, console: Console, command_line: list[s
             left = _what_is_left(report, kept)
             if earlier is not None and earlier.exit_code is not None and (left == "nothing" or report.selection.is_read_once):
                 return _already_complete(report, folder, earlier, console)
-            run = Run(report, folder, kept, totals, models if left == "good records" else None, console)
+            run = Run(report, folder, kept, totals, models if left == "good records" else None, console, signal)
             if models is not None and left == "good records":
                 report.settings = settings.with_generation_config(models.generation_config)
                 _note_generation_config(report.settings, console)

@@ -24,7 +24,7 @@ from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
 from eaglecli.io.fingerprint import fingerprint_model
 from eaglecli.io.run_directory import STATS, RunDirectory, holds_run
-from eaglecli.io.signals import Interrupted, interruptible
+from eaglecli.io.signals import FirstSignal, Interrupted, interruptible
 from eaglecli.io.tokenizer import PromptTokenizer, load_tokenizer
 from eaglecli.models.loader import LoadedTarget, load_target, read_target_description
 from eaglecli.models.model_path import resolve_model_path
@@ -96,8 +96,8 @@ def train(task: TrainTask, console: Console) -> TrainResult:
     with RunDirectory(task.output) as folder:
         console.attach_log(folder.log)
         try:
-            with interruptible():
-                return _Training(task, folder, console, hashes).run()
+            with interruptible() as signal:
+                return _Training(task, folder, console, hashes, signal).run()
         except Interrupted as interrupted:
             console.warning(f"{interrupted}: stopped; the same command goes on from what was kept")
             return TrainResult(interrupted.exit_code, {"schema_version": SCHEMA_VERSION, "status": "interrupted"})
@@ -119,6 +119,7 @@ class _Training:
     folder: RunDirectory
     console: Console
     hashes: Sequence[str]
+    signal: FirstSignal
     document: dict[str, Any] = field(default_factory=lambda: {"schema_version": SCHEMA_VERSION})
     started_s: float = field(default_factory=time.monotonic)
 
@@ -131,6 +132,7 @@ class _Training:
         own_end = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         end_ids = target.config.eos_token_ids or own_end
         self._check_plan(target)
+        self.signal.check()  # what was loaded may have swallowed it
         prompts = self._prompts(target, tokenizer, end_ids)
         if prompts is None:
             return self._end("prompts unfinished")
@@ -316,6 +318,7 @@ class _Training:
         return self.task.settings.sequence_length
 
     def _should_stop(self) -> bool:
+        self.signal.check()
         limit = self.task.settings.stop_after_s
         return limit is not None and time.monotonic() - self.started_s >= limit
 

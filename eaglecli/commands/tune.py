@@ -4,6 +4,7 @@ One engine holds all candidates and races them batch size by batch size, see `en
 """
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,7 @@ from eaglecli.errors import ExitCode, UserError
 from eaglecli.io.console import Console
 from eaglecli.io.line_file import replace_with
 from eaglecli.io.records import RecordError
-from eaglecli.io.signals import Interrupted, interruptible
+from eaglecli.io.signals import FirstSignal, Interrupted, interruptible
 from eaglecli.models.model_path import BUILT_IN_NAME
 
 SCHEMA_VERSION = 1
@@ -104,8 +105,8 @@ def tune(
     races: Races = {}
     stopped = None
     try:
-        with interruptible():
-            _measure(settings, options, candidates, console, find, races)
+        with interruptible() as signal:
+            _measure(settings, options, candidates, console, find, races, signal)
     except Interrupted as interrupted:
         if not races:
             raise
@@ -177,6 +178,7 @@ def _measure(
     console: Console,
     find: Callable[..., FoundModels],
     races: Races,
+    signal: FirstSignal,
 ) -> None:
     """Fills `races` batch size by batch size, so that what is finished is there when a signal comes."""
     reader = read_input(select_input(settings), settings, console)
@@ -191,6 +193,7 @@ def _measure(
     names = opened.engine.settings.all_speculation
     console.note(f"{'batch':>6}  {'triple':10}{'token/s':>10}{'accept':>8}{'ms':>9}{'steps':>7}")
     for size, speculation in candidates.items():
+        signal.check()
         console.note(f"batch {size}: {len(speculation)} candidates take turns, for {options.seconds:g} s at most")
         started = time.perf_counter()
         race = ModeRace([names.index(item) for item in speculation], size, options.first_round)
@@ -241,6 +244,8 @@ def _check_output(name: str, overwrite: bool) -> Path:
         raise UserError(f"--output {name}: there is no folder {path.parent}", "make it first")
     if path.is_dir():
         raise UserError(f"--output {name} is a folder", "name a file")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UserError(f"--output {name} cannot be written: no permission in {path.parent}", "name another file")
     if path.exists() and not overwrite:
         raise UserError(f"--output {name} is there already", "use --overwrite to replace it, or name another file")
     return path

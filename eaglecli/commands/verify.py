@@ -37,6 +37,7 @@ from eaglecli.config import (
     read_config,
     resolve_settings,
 )
+from eaglecli.engine.device_memory import release_memory
 from eaglecli.engine.engine import Engine
 from eaglecli.engine.request import Completion
 from eaglecli.engine.settings import PLAIN, Alternative
@@ -106,11 +107,12 @@ def _sized_for(sample: Sample, settings: GenerateSettings) -> GenerateSettings:
     An odd number of rows: greedy and sampled requests take turns, so that a row sees both.
     """
     rows = min(settings.max_running_requests, len(sample.requests) // 3 | 1)
+    rows -= rows % 2 == 0
     first_prompts = sum(len(request.prompt_ids) for request in sample.requests[:rows])
     chunk = min(settings.chunked_prefill_size, max(first_prompts // 3, 1))
     row_tokens = sample.longest + speculation_of(settings).lookahead
     tokens = rows * -(-row_tokens // settings.page_size) * settings.page_size
-    tokens = settings.max_total_tokens or tokens
+    tokens = min(settings.max_total_tokens or tokens, tokens)
     return settings.with_derived(max_running_requests=rows, max_total_tokens=tokens, chunked_prefill_size=chunk)
 
 
@@ -125,6 +127,7 @@ def _verify(models: FoundModels, settings: GenerateSettings, sample: Sample, has
     drafting = built.engine
     plain = _generate(_without_draft(built), settings, sample, "without the draft", console)
     runs = {"": _generate(drafting, settings, sample, "with the draft", console)}
+    release_memory()
     if has_pauses:
         runs[PAUSED] = _generate(_with_pauses(built), settings, sample, "with pauses of the draft", console)
     rules = RunRules(drafting.settings.speculation, drafting.settings.context_length, drafting.settings.is_deterministic)

@@ -223,7 +223,7 @@ class AdaptivePolicy:
         most = self._modes[mode].num_steps + 1
         least_s = self.costs.least_seconds(mode, num_requests, self._length_class)
         if self._is_plain_unknown(mode, num_requests):
-            least_s /= 2
+            least_s = min(least_s, self.costs.floor_seconds(mode, num_requests))
         return most / least_s > MARGIN * self.rate(best, num_requests)
 
     def _is_beginning(self, num_requests: int) -> bool:

@@ -3,13 +3,14 @@
 The weights of a product of one row are read once and used once, as in a decode step, so its rate is the bandwidth that floors are made of.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
 import torch
 from torch.nn import functional
+
+from eaglecli.engine.device_memory import available_host_bytes
 
 _MATRIX = {"cuda": (28_672, 4096), "cpu": (8192, 1024)}  # outputs x inputs of a weight
 _WEIGHT_BYTES = {"cuda": 1 << 30, "cpu": 1 << 29}  # of all weights, read one after the other: no cache holds them
@@ -49,9 +50,7 @@ def _memory_rates(device: torch.device, dtype: torch.dtype) -> tuple[float, floa
 
 
 def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else available_host_bytes()
 
 
 def _best_s(work: Callable[[int], object], device: torch.device, num_different: int) -> float:

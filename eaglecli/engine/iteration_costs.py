@@ -45,7 +45,11 @@ class IterationCosts:
         """The estimate, never below half of what was measured at the start."""
         measured, bucket = self._measured(mode, num_requests), self.bucket(num_requests, length_class)
         corrected = measured + self._common_s.get(bucket, 0.0) + self._own_s.get((mode, bucket), 0.0)
-        return max(corrected, measured / 2)
+        return max(corrected, self.floor_seconds(mode, num_requests))
+
+    def floor_seconds(self, mode: int, num_requests: int) -> float:
+        """No correction goes below half of what was measured at the start."""
+        return self._measured(mode, num_requests) / 2
 
     def least_seconds(self, mode: int, num_requests: int, length_class: int = 0) -> float:
         """What it may be at best: of a mode that has not run there, what was measured, for other modes' errors may not be its own."""

@@ -104,7 +104,7 @@ def _draw_throughput(axes: Axes, found: Sequence[Configuration], modes: Sequence
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** 0.1 * 1.3 ** len(modes))  # room for the names above the curves
     axes.set(
-        title="Output throughput (median; bars: all repeats; ratios to no draft)",
+        title="Output throughput (middle pass; bars: all passes; ratios to no draft)",
         xlabel="batch size (requests at a time)",
         ylabel="token/s",
     )

@@ -26,27 +26,40 @@ class Interrupted(BaseException):
         return self.exit_code
 
 
+class FirstSignal:
+    """Of an `interruptible` block."""
+
+    def __init__(self) -> None:
+        self._raised: Interrupted | None = None
+
+    def interrupt(self, signal_number: int) -> None:
+        """Raises Interrupted."""
+        self._raised = Interrupted(signal_number)
+        raise self._raised
+
+    def check(self) -> None:
+        """Raises again what was swallowed on its way: for what is about to take long, and for who holds another exception."""
+        if self._raised is not None and not self._raised.is_taken:
+            raise self._raised
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
+def interruptible() -> Iterator[FirstSignal]:
     """Inside, the first signal raises Interrupted and hands later ones to the system's own handling. Main thread only.
 
-    Imports and C extensions swallow it, or make another exception of it: one that nobody took is raised where the block ends.
+    Imports and C extensions swallow it, or make another exception of it: one that nobody took is raised by the block's next
+    `check`, at the latest where it ends.
     """
-    raised: list[Interrupted] = []
-
-    def interrupt(signal_number: int) -> None:
-        raised.append(Interrupted(signal_number))
-        raise raised[0]
-
-    with _first_signal_to(interrupt):
+    first = FirstSignal()
+    with _first_signal_to(first.interrupt):
         try:
-            yield
-        except BaseException as error:
-            if raised and not raised[0].is_taken and error is not raised[0]:
-                raise raised[0] from error
+            yield first
+        except Interrupted:
             raise
-        if raised and not raised[0].is_taken:
-            raise raised[0]
+        except BaseException:
+            first.check()
+            raise
+        first.check()
 
 
 @contextmanager
@@ -55,7 +68,7 @@ def ending_at_once(say: Callable[[str], None]) -> Iterator[None]:
 
     def end(signal_number: int) -> None:
         with suppress(RuntimeError, OSError):  # it came in the middle of a write
-            say(f"{signal.Signals(signal_number).name}: stopped before there was anything to keep")
+            say(f"{signal.Signals(signal_number).name}: stopped at once; whatever was written is kept")
         for stream in (sys.stdout, sys.stderr):
             with suppress(RuntimeError, OSError, ValueError, AttributeError):  # likewise, or closed, or none from the start
                 stream.flush()

@@ -267,6 +267,7 @@ def test_an_interrupted_bench_keeps_what_was_measured(cycle, prompts, tmp_path, 
     assert (document["status"], [item["batch_size"] for item in document["configurations"]]) == ("interrupted", [1])
     none = invoke(cycle, tmp_path / "none", *own(prompts))
     assert none.exit_code == ExitCode.TERMINATED and "nothing was measured yet" in none.stderr
+    assert [file.name for file in (tmp_path / "none").iterdir()] == ["log.txt"]
 
 
 def test_all_figures_are_those_of_the_pass_in_the_middle(cycle, prompts, tmp_path):
@@ -336,6 +337,7 @@ def test_the_picture_is_drawn(cycle, prompts, tmp_path):
         (["--random-range-ratio", "1.5"], "--random-range-ratio"),
         (["--dataset-path", "."], "--dataset-path . is a directory"),
         (["--output-json", "nowhere/x.json"], "--output-json nowhere/x.json"),
+        (["--output-json", "."], "--output-json . cannot be written"),
         (["--profile", "/proc/nowhere"], "--profile /proc/nowhere"),
         (["--compare", "a.json", "--compare", "b.json", "--assert-throughput", "1"], "--assert-throughput is about a run"),
     ],

@@ -141,6 +141,27 @@ def test_a_signal_that_is_swallowed_on_the_way_is_raised_at_the_end(after):
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=20).returncode == ExitCode.INTERRUPTED
 
 
+@pytest.mark.parametrize("becomes", [None, ImportError])
+@pytest.mark.parametrize("phase", ["load", "decode"])
+def test_a_run_in_which_it_was_swallowed_stops_before_the_next_answer(tmp_path, pair, phase, becomes):
+    def swallow() -> None:
+        try:
+            send(signal.SIGINT)
+        except BaseException:
+            if becomes is not None:
+                raise becomes from None
+
+    def respond(request):
+        if phase == "decode" and request.key.index == 1:
+            swallow()
+        return answered(request)
+
+    models = ScriptedModels(pair.target_dir, respond, swallow if phase == "load" else lambda: None)
+    assert scripted_run(tmp_path, models, num_records=9).exit_code == ExitCode.INTERRUPTED
+    assert (status(tmp_path), len(finished(tmp_path))) == ("interrupted", 1 if phase == "decode" else 0)
+    assert scripted_run(tmp_path, ScriptedModels(pair.target_dir, answered), num_records=9).exit_code == ExitCode.OK
+
+
 def test_a_signal_that_was_taken_is_not_raised_again():
     with interruptible():
         try:
@@ -166,7 +187,7 @@ def test_where_there_is_nothing_to_keep_no_code_can_swallow_a_signal(number, cod
     )
     done = subprocess.run([sys.executable, "-c", start], check=False, capture_output=True, text=True, timeout=20)
     assert done.returncode == code
-    assert done.stderr == f"error: {number.name}: stopped before there was anything to keep\n"
+    assert done.stderr == f"error: {number.name}: stopped at once; whatever was written is kept\n"
     assert done.stdout == "said before\n"
 
 
