@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from eaglecli.commands._speculation import SpeculationPlan
 from eaglecli.config import COMMAND_LINE, GenerateSettings, shipped_shapes
-from eaglecli.engine.settings import PLAIN, SpeculationSettings
+from eaglecli.engine.settings import PLAIN, SpeculationSettings, check_simulated_length
 from eaglecli.errors import UserError
 from eaglecli.models.dummy_draft import DUMMY_DRAFT
 
@@ -197,12 +197,9 @@ def configurations(options: BenchOptions, chosen: SpeculationSettings, has_draft
         raise UserError("a configuration with steps needs a draft", f"name one with --draft (`{DUMMY_DRAFT}`: random weights)")
     if options.simulate_acc_len is not None and not any(item.has_drafts for item in listed):
         raise UserError("--simulate-acc-len needs a draft to simulate", f"name one with --draft (`{DUMMY_DRAFT}`: random weights)")
-    longest = min((item.plan.first.num_steps for item in listed if item.has_drafts), default=0) + 1
-    if options.simulate_acc_len is not None and not 1 <= options.simulate_acc_len <= longest:
-        raise UserError(
-            f"--simulate-acc-len {options.simulate_acc_len:g} cannot be reached in {longest - 1} steps",
-            f"use 1 to {longest}: accepted drafts and the target's own token",
-        )
+    for item in listed if options.simulate_acc_len is not None else ():
+        if item.has_drafts:
+            check_simulated_length(options.simulate_acc_len, item.plan.first.num_steps)
     plain = (BenchConfiguration(size, SpeculationPlan(PLAIN)) for size in dict.fromkeys(item.batch_size for item in listed))
     return tuple(dict.fromkeys((*(plain if options.baseline else ()), *listed)))
 

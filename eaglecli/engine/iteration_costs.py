@@ -16,6 +16,7 @@ _FIRST_COMMON_GAIN, _COMMON_GAIN = 0.2, 0.02  # part of an error that goes to al
 _OWN_GAIN = 0.03  # part that goes to the mode; in its own first iterations all of it: their mean
 _FIRST_ITERATIONS = 16
 _KNOWN_AFTER = 8  # iterations of a mode after those first ones of all modes: before, its cost is little more than what the start measured
+_FLOOR = 0.5  # of what was measured
 _OUTLIER = 1.25  # so many times longer or shorter than estimated and measured is the most that an iteration counts as
 _CATCH_UP_GAIN = 0.3
 _MOST_CATCH_UP = 10  # times an iteration: more is a pause of the host
@@ -45,11 +46,11 @@ class IterationCosts:
         """The estimate, never below half of what was measured at the start."""
         measured, bucket = self._measured(mode, num_requests), self.bucket(num_requests, length_class)
         corrected = measured + self._common_s.get(bucket, 0.0) + self._own_s.get((mode, bucket), 0.0)
-        return max(corrected, self.floor_seconds(mode, num_requests))
+        return max(corrected, _FLOOR * measured)
 
     def floor_seconds(self, mode: int, num_requests: int) -> float:
         """No correction goes below half of what was measured at the start."""
-        return self._measured(mode, num_requests) / 2
+        return _FLOOR * self._measured(mode, num_requests)
 
     def least_seconds(self, mode: int, num_requests: int, length_class: int = 0) -> float:
         """What it may be at best: of a mode that has not run there, what was measured, for other modes' errors may not be its own."""

@@ -54,6 +54,15 @@ class SpeculationSettings:
         return max(self.num_draft_tokens, self.topk * (self.num_steps - 1))
 
 
+def check_simulated_length(accept_length: float, num_steps: int) -> None:
+    """Raises UserError for tokens of a step that drafts of so many steps cannot make."""
+    if not 1 <= accept_length <= num_steps + 1:
+        raise UserError(
+            f"--simulate-acc-len {accept_length:g} cannot be reached in {num_steps} steps",
+            f"use 1 to {num_steps + 1}: accepted drafts and the target's own token",
+        )
+
+
 def check_windows(whose: str, windows: Sequence[int | None], speculation: SpeculationSettings) -> None:
     """Refuse a tree that does not fit into a sliding window: its nodes see all their ancestors, see kernels/attention_inputs.py.
 
@@ -128,12 +137,8 @@ class EngineSettings:
             raise UserError(f"--logprobs {self.max_logprobs} must be from 0 to {MAX_LOGPROBS}")
         if len(set(self.all_speculation)) < len(self.all_speculation):
             raise UserError("the same speculation is named twice", "name each triple once")
-        longest = self.speculation.num_steps + 1
-        if self.simulated_accept_length is not None and not 1 <= self.simulated_accept_length <= longest:
-            raise UserError(
-                f"--simulate-acc-len {self.simulated_accept_length:g} cannot be reached in {self.speculation.num_steps} steps",
-                f"use 1 to {longest}: accepted drafts and the target's own token",
-            )
+        if self.simulated_accept_length is not None:
+            check_simulated_length(self.simulated_accept_length, self.speculation.num_steps)
         if self.max_backlog_tokens < 1 or self.max_backlog_tokens % 128:
             raise ValueError(f"a backlog of {self.max_backlog_tokens} tokens is no multiple of 128")
 

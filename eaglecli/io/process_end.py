@@ -13,7 +13,7 @@ def leave_process(code: int) -> NoReturn:
 
     Threads of libraries outlive their work: pyarrow's drop the file of a streamed data set at a moment of their own, and one
     that meets a closing interpreter aborts the process (apache/arrow issues 33975 and 45214). A run that is complete would end
-    with code 134, once in a hundred times. Callbacks of `atexit` run as ever.
+    with code 134 (1 of 600 starts, `benchmarks/RESULTS.md`, run 14). Callbacks of `atexit` run as ever.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

@@ -34,7 +34,7 @@ def test_the_interval_of_a_ratio_holds_the_true_one_about_as_often_as_it_says(nu
         assert low <= ratio <= high
         hits += low <= 1.5 <= high
         widths.append(high - low)
-    assert hits / 300 >= 0.93
+    assert 0.93 <= hits / 300 <= (0.99 if min(num_repeats) == 8 else 1.0)
     assert min(num_repeats) < 8 or np.median(widths) < 1.5 * 0.06  # at twice the standard error it is 0.06
 
 
